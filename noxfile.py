@@ -273,9 +273,13 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def types(session: nox.Session) -> None:
-    """Check types with mypy --strict."""
+    """Check types with mypy --strict, and those that a user of the package sees with mypy and pyright."""
     session.install("-e", ".[cli,serve]", *group("types"))
     session.run("mypy", *session.posargs)
+    if not session.posargs:
+        with session.chdir("tests/typing"):  # where xformer is an installed package
+            session.run("mypy", "--strict", "--config-file", os.devnull, ".")
+            session.run("pyright", ".")
 
 
 @nox.session(reuse_venv=True)

@@ -1,6 +1,6 @@
 """The public API stands in public_api.txt, so that a change of a signature, a bound or an option shows in review.
 
-It is what docs/reference documents, and the command line.
+It is what docs/reference documents, and the command line. Types are not in the file: tests/typing has them.
 
 `python tests/test_api.py` writes the file.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,10 +11,9 @@ __version__ = "0.2.0"
 
 # Modules of the public names. They are written once, in the file that type checkers read.
 _HOMES = {
-    alias.name: str(statement.module)
-    for statement in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
-    if isinstance(statement, ast.ImportFrom)
-    for alias in statement.names
+    line.split()[3]: line.split()[1]
+    for line in Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8").splitlines()
+    if line.startswith("from ")
 }
 __all__ = ["__version__", *_HOMES]
 

@@ -13,14 +13,12 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, ClassVar, ParamSpec, Self, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, dataclass_transform
 
 import numpy as np
 
-from xformer.errors import ConfigError, DataError, describe_type, nearest_hint
+from xformer.errors import ConfigError, DataError, Function, describe_type, nearest_hint
 
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
 _TYPES: dict[str, tuple[Any, str]] = {
     "int": (int, "an integer"),
     "float": ((int, float), "a number"),
@@ -157,12 +155,10 @@ def with_fields(function: Callable[..., Any], config: type[Config]) -> inspect.S
     return inspect.Signature([*own, *inspect.signature(config).parameters.values()])
 
 
-def with_parameters_of(
-    function: Callable[_Parameters, Any],
-) -> Callable[[Callable[..., _Result]], Callable[_Parameters, _Result]]:
+def with_parameters_of(function: Any) -> Callable[[Function], Function]:
     """Let a function that only passes its arguments on show the signature of another function, or of a class."""
 
-    def decorate(decorated: Callable[..., _Result]) -> Callable[_Parameters, _Result]:
+    def decorate(decorated: Function) -> Function:
         result = inspect.signature(decorated).return_annotation
         decorated.__signature__ = inspect.signature(function).replace(return_annotation=result)  # type: ignore[attr-defined]
         return decorated
@@ -272,7 +268,8 @@ def check_value(field: dataclasses.Field[Any], value: Any, name: str = "") -> No
 
 
 def _type_name(field: dataclasses.Field[Any]) -> str:
-    return field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    name = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    return "str" if field.metadata.get("choices") and not name.endswith("| None") else name  # of a Literal
 
 
 def _is_valid(value: Any, metadata: Any) -> bool:

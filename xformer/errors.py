@@ -10,6 +10,7 @@ import difflib
 import errno
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -185,14 +186,14 @@ def unknown_argument(
     return ConfigError(f"{function.__name__} got an unknown argument {name!r}; {hint}")
 
 
-def moved_names(package: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package, whose error says what replaces a former name."""
+def explain_moved_names(package: str) -> None:
+    """Give a package a `__getattr__` whose error says what replaces a former name; type checkers do not see it."""
 
     def __getattr__(name: str) -> Any:
         new = MOVED[package].get(name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}{f'; use {new}' if new else ''}")
 
-    return __getattr__
+    vars(sys.modules[package])["__getattr__"] = __getattr__
 
 
 class _AbsentMethod:

@@ -26,6 +26,7 @@ import numpy as np
 
 from xformer import hints
 from xformer.backends import Array, Device, DType, Library, Namespace, device, dtype_name, is_floating, to_host
+from xformer.backends.array_types import T
 from xformer.backends.library import array_namespace, load_imported, loaded_libraries, on_load, resolve
 from xformer.errors import ConfigError, ShapeError, add_absent_methods, check_arguments, describe_type, nearest_hint
 from xformer.html import Markup, details, tag
@@ -407,7 +408,7 @@ def check_same_count(leaves: Sequence[Any], *columns: Sequence[Any]) -> None:
             raise ShapeError(f"trees differ: {len(leaves)} and {len(column)} arrays; expected the same structure")
 
 
-def map_modules(function: Callable[[Any], Any], tree: Any) -> Any:
+def map_modules(function: Callable[[Any], Any], tree: T) -> T:
     """Apply `function` to all modules of a tree, and return the tree of the results.
 
     Args:
@@ -431,7 +432,7 @@ def map_named_modules(function: Callable[[str, Any], Any], tree: Any, prefix: st
     return rebuild_sequence(tree, changed.values()) if isinstance(tree, _SEQUENCES) else tree
 
 
-def with_fields(module: Any, **fields: Any) -> Any:
+def with_fields(module: T, **fields: Any) -> T:
     """Return a copy of a module with some fields replaced, bypassing the constructor.
 
     Args:
@@ -459,7 +460,7 @@ def _check_fields(module: Module, names: Iterable[str]) -> None:
             raise ConfigError(f"{type(module).__name__} has no field {name!r}; {nearest_hint(name, module.__fields__)}")
 
 
-def freeze(tree: Any, *names: str) -> Any:
+def freeze(tree: T, *names: str) -> T:
     """Return a copy of a tree in which all arrays, or those of some fields, are not trained.
 
         model = xf.freeze(model, "embedding")
@@ -486,7 +487,7 @@ def freeze(tree: Any, *names: str) -> Any:
     return map_modules(lambda module: with_frozen(module, frozenset(module.__fields__)), tree)
 
 
-def unfreeze(tree: Any) -> Any:
+def unfreeze(tree: T) -> T:
     """Return a tree whose floating arrays are all parameters again; see `freeze`."""
     return map_modules(lambda module: with_frozen(module, frozenset()), tree)
 
@@ -500,7 +501,7 @@ def is_frozen(module: Module) -> bool:
     return _FROZEN in module.__dict__
 
 
-def with_frozen(module: Any, names: frozenset[str]) -> Any:
+def with_frozen(module: T, names: frozenset[str]) -> T:
     """Return a copy of a module in which the arrays of these fields are frozen, and no others."""
     copy = with_fields(module)
     copy.__dict__.pop(_FROZEN, None)
@@ -609,7 +610,7 @@ def _is_branch(value: Any) -> bool:
     return any(isinstance(item, Module) or (is_container and is_array(item)) for item in items_of(value))
 
 
-def replace(module: Any, arrays: dict[str, Array]) -> Any:
+def replace(module: T, arrays: dict[str, Array]) -> T:
     """Return a copy of a module with other arrays of the same shapes.
 
     Args:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import get_args, get_type_hints
 
 from tests.reference import for_each, raises_line
-from xformer import EncoderConfig, LanguageModelConfig, TransformerConfig
+from xformer import EncoderConfig, ImageEncoderConfig, LanguageModelConfig, TransformerConfig
+from xformer.config import options_of
 from xformer.errors import ConfigError
 
 SIZES = {"source_vocab_size": 11, "target_vocab_size": 13}
@@ -116,3 +118,16 @@ def test_names_of_classes_survive_json_and_are_counted():
     for options in ({"convolution_size": 2}, {"convolution_size": 3, "causal": True}):
         with raises_line(ConfigError, "convolution_size is .*; expected an odd number without share_layers, parallel"):
             EncoderConfig(vocab_size=8, **options)
+
+
+def _values(hint):
+    """Return the values of a Literal, or of a union of them."""
+    return {value for each in get_args(hint) for value in (_values(each) or {each})}
+
+
+def test_types_of_choices_are_the_choices():
+    for config in (EncoderConfig, ImageEncoderConfig, LanguageModelConfig, TransformerConfig):
+        hints, choices = get_type_hints(config), {each[0]: each[-1].metadata["choices"] for each in options_of(config)}
+        known = {name: set(values) for name, values in choices.items() if values and get_args(hints[name])}
+        assert {"activation", "norm", "norm_position", "positions"} <= known.keys()
+        assert known == {name: _values(hints[name]) for name in known}

@@ -5,7 +5,7 @@ is a `Library`, which also answers what xformer asks about its arrays. All facts
 module with its name (numpy, cupy, torch, jax, array_api_strict, mlx, ndonnx).
 """
 
-from xformer.backends.array_types import Array, Device, DType, Namespace, NativeArray
+from xformer.backends.array_types import Array, ArrayNamespace, Device, DType, Namespace, NativeArray
 from xformer.backends.arrays import (
     as_array,
     assign,
@@ -26,13 +26,13 @@ from xformer.backends.dtypes import (
     is_integer,
 )
 from xformer.backends.library import BACKENDS, Library, array_namespace, resolve, resolve_known
-from xformer.errors import moved_names as _moved_names
+from xformer.errors import explain_moved_names as _explain_moved_names
 
-__getattr__ = _moved_names(__name__)
+_explain_moved_names(__name__)
 
 __all__ = [
-    "BACKENDS", "Array", "DType", "Device", "Library", "Namespace", "NativeArray", "accumulation_dtype",
-    "array_namespace", "as_array", "assign", "check_same_device", "device", "dtype_name", "from_host", "is_complex",
-    "is_floating", "is_half_precision", "is_inexact", "is_integer", "resolve", "resolve_known", "to_host",
-    "to_host_together", "to_library_of",
+    "BACKENDS", "Array", "ArrayNamespace", "DType", "Device", "Library", "Namespace", "NativeArray",
+    "accumulation_dtype", "array_namespace", "as_array", "assign", "check_same_device", "device", "dtype_name",
+    "from_host", "is_complex", "is_floating", "is_half_precision", "is_inexact", "is_integer", "resolve",
+    "resolve_known", "to_host", "to_host_together", "to_library_of",
 ]  # fmt: skip

@@ -2,26 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, TypeVarTuple
 
+T = TypeVar("T", bound=Any)  # an array, a Module or another tree
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+Ts = TypeVarTuple("Ts")
+Of = Callable[Concatenate[T, P], R]  # a function of T and more arguments
+Positions = int | Sequence[int]
 DType = Any  # every library has its own classes
 Device = Any
 NativeArray = Any  # an array of one library, with all of that library's methods
 
 
 class Namespace(Protocol):
-    """Functions of an array library; mypy knows no types of them."""
+    """Functions of an array library, of which nothing is known: a module will do."""
 
     __name__: str
 
     def __getattr__(self, name: str, /) -> Any: ...
 
 
+class ArrayNamespace(Namespace, Protocol):
+    """The namespace of `array_namespace`: functions return an array, but for those that are declared here."""
+
+    name: str
+    library: Any
+    is_trace: bool
+    is_writable: bool
+    needs_upcast: bool
+    e: float
+    inf: float
+    nan: float
+    pi: float
+    isdtype: Callable[..., bool]
+    finfo: Any
+    iinfo: Any
+    fft: Any
+    linalg: Any
+    broadcast_arrays: Any
+    meshgrid: Any
+    nonzero: Any
+    top_k: Any
+    unstack: Any
+
+    def __getattr__(self, name: str, /) -> Callable[..., Array]: ...
+
+
 class Array(Protocol):
     """An array of any library that follows the Array API standard, or a traced array.
 
-    `xp = array_namespace(x)` has the functions, such as `xp.mean(x)`. Results are typed as `Any`, so that no casts are
-    needed; the protocol catches attributes and methods that the standard lacks, such as `x.mean()`.
+    `xp = array_namespace(x)` has the functions, such as `xp.mean(x)`, which return an `Array`. The protocol catches
+    attributes and methods that the standard lacks, such as `x.mean()`. Operators return `Any`, since pyright would take
+    minutes to compare those of NumPy.
     """
 
     @property
@@ -45,11 +80,11 @@ class Array(Protocol):
         """Device of the array."""
 
     @property
-    def T(self) -> Any:
+    def T(self) -> Array:
         """Transpose of a matrix."""
 
     @property
-    def mT(self) -> Any:
+    def mT(self) -> Array:
         """Transpose of the last two axes."""
 
     def __getitem__(self, key: Any, /) -> Any: ...
@@ -57,11 +92,8 @@ class Array(Protocol):
     def __bool__(self) -> bool: ...
     def __int__(self) -> int: ...
     def __float__(self) -> float: ...
-    def __index__(self) -> int: ...
-    def __len__(self) -> int: ...
     def __neg__(self) -> Any: ...
     def __abs__(self) -> Any: ...
-    def __invert__(self) -> Any: ...
     def __add__(self, other: Any, /) -> Any: ...
     def __radd__(self, other: Any, /) -> Any: ...
     def __sub__(self, other: Any, /) -> Any: ...

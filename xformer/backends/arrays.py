@@ -79,7 +79,7 @@ def to_host_together(*arrays: Array) -> list[Any]:
         return [xp.to_host(array) for array in arrays]
     floating = [array.dtype for array in arrays if is_floating(array.dtype)] or [array.dtype for array in arrays]
     dtype = functools.reduce(lambda a, b: a if a == b else xp.result_type(a, b), floating)
-    host = xp.to_host(xp.concat([xp.astype(xp.reshape(array, (-1,)), dtype) for array in arrays]))
+    host: Any = xp.to_host(xp.concat([xp.astype(xp.reshape(array, (-1,)), dtype) for array in arrays]))
     ends = np.cumsum([math.prod(array.shape) for array in arrays])[:-1]
     return [
         part.reshape(array.shape) if is_floating(array.dtype) else part.reshape(array.shape).astype("int64")

@@ -22,7 +22,7 @@ import array_api_compat
 import numpy as np
 
 from xformer.backends import portable
-from xformer.backends.array_types import Array, Device, DType, Namespace, NativeArray
+from xformer.backends.array_types import Array, ArrayNamespace, Device, DType, Namespace, NativeArray
 from xformer.backends.dtypes import dtype_name, is_floating
 from xformer.environment import on_clear
 from xformer.errors import BackendError, DataError, how_to_install, nearest_hint
@@ -583,7 +583,7 @@ def load_imported() -> None:
                 _load(name)
 
 
-def array_namespace(*arrays: Any) -> Namespace:
+def array_namespace(*arrays: Any) -> ArrayNamespace:
     """Return the common namespace of `arrays`; None and Python scalars are ignored.
 
     Arrays under differentiation carry their own namespace. Among several the innermost trace wins, since its operations
@@ -592,7 +592,7 @@ def array_namespace(*arrays: Any) -> Namespace:
     Raises:
         BackendError: If arrays of two libraries are mixed, or if there is no array.
     """
-    result: Namespace | None = None
+    result: Any = None
     for array in arrays:
         namespace = NAMESPACE_OF_TYPE.get(type(array))
         if namespace is TRACED:
@@ -607,9 +607,9 @@ def array_namespace(*arrays: Any) -> Namespace:
             result = namespace
         else:
             result = _innermost(result, namespace)
+    if result is None and any(hasattr(array, "dtype") for array in arrays):
+        result = _load("numpy")  # numpy.float64 is a Python float; used only if there is no other array
     if result is None:
-        if any(hasattr(array, "dtype") for array in arrays):
-            return _load("numpy")  # numpy.float64 is a Python float; used only if there is no other array
         types = ", ".join(type(array).__name__ for array in arrays)
         raise BackendError(f"no array among the arguments ({types}); expected at least one array")
     return result

@@ -27,7 +27,7 @@ from xformer.cli.train import exit_code
 from xformer.data.demo_tasks import DemoTask, numbers_task
 from xformer.errors import ConfigError
 from xformer.families.run_directory import RunDirectory
-from xformer.pipelines import Translator, show_attention
+from xformer.pipelines import show_attention
 from xformer.runs.backend import open_backend
 from xformer.runs.console import make_console
 from xformer.runs.launch import train
@@ -101,7 +101,7 @@ def earlier_demo(run: RunDirectory) -> list[Path]:
     return sorted(paths.values(), key=lambda path: (path.name == MARK, -len(path.parts)))
 
 
-def _show_result(task: DemoTask, translator: Translator, run: RunDirectory, console: Any) -> None:
+def _show_result(task: DemoTask, translator: Any, run: RunDirectory, console: Any) -> None:
     sources, references = task.test.source, task.test.target
     translations = translator(sources)
     exact = exact_match(translations, references)

@@ -96,13 +96,13 @@ def train(
     return finish(launch.train(**texts, out=out, **launch_arguments(settings, training)))
 
 
-def exit_code(run: launch.TrainedRun) -> int:
+def exit_code(run: launch.TrainedRun[Any]) -> int:
     """Return the exit code of a command that trained: after a signal, what a shell reports for one."""
     number = signal.Signals.__members__.get(run.reason.removeprefix("stopped by "))
     return 0 if number is None else 128 + number
 
 
-def finish(run: launch.TrainedRun) -> int:
+def finish(run: launch.TrainedRun[Any]) -> int:
     """Print the next command, on rank 0, and return the exit code."""
     console, path = make_console(quiet=run.rank > 0), quote(run.directory)
     if code := exit_code(run):

@@ -212,19 +212,19 @@ def from_bits(bits: Any) -> Any:
 
 
 def _round(x: Any) -> Any:
-    xp = array_namespace(x)
+    xp: Any = array_namespace(x)
     bits = x.view(xp.uint32)
     rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
     return xp.where(xp.isnan(x), _QUIET_NAN, rounded)
 
 
 def _expand(bits: Any) -> Any:
-    xp = array_namespace(bits)
+    xp: Any = array_namespace(bits)
     return (xp.astype(bits, xp.uint32) << 16).view(xp.float32)
 
 
 def _in_blocks(function: Any, x: Any, dtype: str) -> Any:
-    xp = array_namespace(x)
+    xp: Any = array_namespace(x)
     out = xp.empty(x.shape, dtype=getattr(xp, dtype))
     source, target = x.reshape(-1), out.reshape(-1)
     step = _BLOCK if xp.name == "numpy" else max(1, source.size)

@@ -245,7 +245,7 @@ def _keys_and_values(model: BaseModel, name: str, num_layers: int) -> Inputs:
 # The functions below run on NumPy, too: `_verify` compares.
 
 
-def _encode(model: Transformer, source: Array) -> Arrays:
+def _encode(model: Transformer, source: Any) -> Arrays:
     cache = model.prefill(source, lengths=source[:, 0] if model.config.length_encoding else None)  # has no effect here
     memory: Any = cache.memory
     outputs = {"memory": memory.states}

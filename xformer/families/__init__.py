@@ -2,12 +2,12 @@
 
 import importlib
 
-from xformer.errors import moved_names as _moved_names
+from xformer.errors import explain_moved_names as _explain_moved_names
 from xformer.families.checkpoint import load_pretrained, save_pretrained
 from xformer.families.family import FAMILIES, Family, family_of, register
 from xformer.families.peft import load_lora, save_lora
 
-__getattr__ = _moved_names(__name__)
+_explain_moved_names(__name__)
 
 __all__ = [
     "FAMILIES", "Family", "family_of", "load_lora", "load_pretrained", "register", "save_lora", "save_pretrained",

@@ -625,7 +625,7 @@ def _check_positions(path: Path, config: Any, tensors: TensorFiles) -> None:
         return
     for name in (name for name in tensors if name.endswith("embed_positions.weight")):
         table = np.atleast_2d(np.asarray(tensors.read(name), dtype=np.float64))
-        expected = sinusoidal(len(table), config.d_model, layout="halves", xp=np, dtype="float64")
+        expected: Any = sinusoidal(len(table), config.d_model, layout="halves", xp=np, dtype="float64")
         if table.shape != expected.shape or np.max(np.abs(table - expected)) > _POSITION_TOLERANCE:
             raise CheckpointError(f"{path}: {name} has values other than sinusoidal positions, which xformer computes")
 

@@ -206,8 +206,8 @@ class DecodingSteps:
         self._is_fixed = True
         self._fit(0)
         self._lengths = np.maximum(0, self._lengths - counts)
-        old, lengths = self.cache.lengths, self._lengths.tolist()
-        lengths = array_namespace(old).from_host(lengths, dtype=old.dtype, device=device(old))
+        old = self.cache.lengths
+        lengths = array_namespace(old).from_host(self._lengths.tolist(), dtype=old.dtype, device=device(old))
         self.cache.lengths = assign(old, lengths)
 
     def put(self, rows: Sequence[int], inputs: Sequence[int], other: DecodingSteps) -> None:

@@ -1,6 +1,6 @@
 """Layers: immutable modules whose forward code uses the Array API only."""
 
-from xformer.errors import moved_names as _moved_names
+from xformer.errors import explain_moved_names as _explain_moved_names
 from xformer.layers.adapters import LoraWeight, lora, merge_lora
 from xformer.layers.attention import MultiHeadAttention
 from xformer.layers.cache import KVCache, LayerCache
@@ -44,7 +44,7 @@ from xformer.layers.transformer import (
     SharedNormEncoderLayer,
 )
 
-__getattr__ = _moved_names(__name__)
+_explain_moved_names(__name__)
 
 __all__ = [
     "ALiBi", "AudioEmbedding", "ClampedFeedForward", "Conv1d", "ConvolutionEncoderLayer", "CopyHead", "DecoderLayer",

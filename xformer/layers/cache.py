@@ -124,7 +124,7 @@ class KVCache:
         for x in (self._key, self._value):
             used: Any = x[:, :, : self._length, :]  # type: ignore[index]
             if native.can_copy(used, used.dtype):
-                rows = np.empty((len(sources), *used.shape[1:]), used.dtype)
+                rows = np.empty((sources.shape[0], *used.shape[1:]), used.dtype)
                 native.call("take", (used, sources, rows), 0)
                 native.call("put", (rows, targets, used), 0)
             else:

@@ -7,6 +7,7 @@ from xformer.config import check_bool
 from xformer.errors import ShapeError
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
+from xformer.ops.activations import Activation
 from xformer.ops.linear import linear
 from xformer.tree import Module, check_array
 
@@ -53,7 +54,7 @@ class Conv1d(Module):
         self.stride = stride
         self.padding = padding
 
-    def __call__(self, x: Array, activation: str | None = None) -> Array:
+    def __call__(self, x: Array, activation: Activation | None = None) -> Array:
         """Apply the convolution, and optionally an activation.
 
         Args:
@@ -94,9 +95,9 @@ class AudioEmbedding(Module):
 
     conv1: Conv1d
     conv2: Conv1d
-    activation: str
+    activation: Activation
 
-    def __init__(self, num_features: int, d_model: int, *, activation: str = "gelu", init: Init = None):
+    def __init__(self, num_features: int, d_model: int, *, activation: Activation = "gelu", init: Init = None):
         init = initializer(init)
         self.conv1 = Conv1d(num_features, d_model, init=init)
         self.conv2 = Conv1d(d_model, d_model, stride=2, init=init)

@@ -16,8 +16,8 @@ from xformer.errors import ConfigError, ShapeError
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import Linear, as_dtype_of
+from xformer.ops.activations import Activation, gated, logistic
 from xformer.ops.activations import activation as activation_named
-from xformer.ops.activations import gated, logistic
 from xformer.ops.decoding import top_k
 from xformer.ops.embedding import embedding
 from xformer.ops.experts import apply_experts
@@ -50,14 +50,14 @@ class FeedForward(Module):
     up: Linear
     down: Linear
     dropout: Dropout
-    activation: str
+    activation: Activation
 
     def __init__(
         self,
         d_model: int,
         d_ff: int,
         *,
-        activation: str = "relu",
+        activation: Activation = "relu",
         bias: bool = True,
         dropout: float = 0.0,
         init: Init = None,
@@ -96,7 +96,7 @@ class GatedFeedForward(FeedForward):
 
     gate: Linear
 
-    def __init__(self, d_model: int, d_ff: int, *, activation: str = "silu", init: Init = None, **options: Any):
+    def __init__(self, d_model: int, d_ff: int, *, activation: Activation = "silu", init: Init = None, **options: Any):
         init = initializer(init)
         self.gate = Linear(d_model, d_ff, bias=options.get("bias", True), init=init)
         super().__init__(d_model, d_ff, activation=activation, init=init, **options)
@@ -128,7 +128,7 @@ class ClampedFeedForward(GatedFeedForward):
         ConfigError: For activations other than "silu".
     """
 
-    def __init__(self, d_model: int, d_ff: int, *, activation: str = "silu", init: Init = None, **options: Any):
+    def __init__(self, d_model: int, d_ff: int, *, activation: Activation = "silu", init: Init = None, **options: Any):
         if activation != "silu":
             raise ConfigError(f"activation is {activation!r}; ClampedFeedForward expects 'silu'")
         super().__init__(d_model, d_ff, init=init, **options)
@@ -300,7 +300,7 @@ class MixtureOfExperts(Module):
         def linear_map(name: str) -> Any:
             maps = [getattr(expert, name) for expert in self.experts]
 
-            def call(x: Array, activation: str | None = None) -> Array:
+            def call(x: Array, activation: Activation | None = None) -> Array:
                 y = apply_experts(x, expert_indices, maps)
                 return y if activation is None else activation_named(activation)(y)
 

@@ -8,6 +8,7 @@ from xformer.backends import Array, array_namespace, dtype_name
 from xformer.config import check_bool
 from xformer.errors import ShapeError, describe_type
 from xformer.layers.initializer import Init, initializer
+from xformer.ops.activations import Activation
 from xformer.ops.linear import linear
 from xformer.ops.weights import InferenceWeight
 from xformer.tree import Module, is_array
@@ -43,7 +44,7 @@ class Linear(Module):
         self.weight = init.xavier_uniform((in_features, out_features))
         self.bias = init.zeros((out_features,)) if check_bool("bias", bias) else None
 
-    def __call__(self, x: Array, activation: str | None = None) -> Array:
+    def __call__(self, x: Array, activation: Activation | None = None) -> Array:
         """Apply the map, and optionally an activation.
 
         Args:

@@ -57,7 +57,7 @@ class LayerNorm(Module):
         return layer_norm(as_dtype_of(x, self.weight), self.weight, self.bias, epsilon=self.epsilon)
 
 
-class MaxScaledLayerNorm(LayerNorm):
+class MaxScaledLayerNorm(LayerNorm, init=False):
     """Layer normalization of rows divided by max |x| + epsilon, so that no row is too large to square.
 
     Arguments are those of `LayerNorm`.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from xformer.backends import Array, array_namespace, extra
+from xformer.backends.array_types import T
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers.attention import MultiHeadAttention
 from xformer.layers.cache import LayerCache
@@ -37,7 +38,7 @@ def carried(x: Any) -> Any:
     return Sum(x) if type(x) is not Sum and fuses_add_norm(x) and not is_observing() else x
 
 
-def total(x: Any) -> Array:
+def total(x: Any) -> Any:
     """Return the array of a Sum, or the array itself."""
     if type(x) is not Sum:
         return x
@@ -109,7 +110,7 @@ class Residual(Module):
         raise NotImplementedError
 
 
-class PreNorm(Residual):
+class PreNorm(Residual, init=False):
     """Pre-norm residual connection, `x + dropout(f(norm(x)))` (Xiong et al., 2020).
 
     It trains without a careful warm-up. Arguments are those of `Residual`.
@@ -121,7 +122,7 @@ class PreNorm(Residual):
         return self.add(x, sublayer(y), rng)
 
 
-class PostNorm(Residual):
+class PostNorm(Residual, init=False):
     """Post-norm residual connection, `norm(x + dropout(f(x)))` (Vaswani et al., 2017, section 3.1).
 
     Arguments are those of `Residual`.
@@ -133,7 +134,7 @@ class PostNorm(Residual):
         return Sum(y) if type(x) is Sum else y
 
 
-class OutputNorm(Residual):
+class OutputNorm(Residual, init=False):
     """Residual connection with a norm of the output, `x + dropout(norm(f(x)))` (Liu et al., 2022, section 3.2).
 
     Swin Transformer V2 introduced it, OLMo 2 has it too. Arguments are those of `Residual`.
@@ -188,7 +189,7 @@ class EncoderLayer(Module):
     self_attention_residual: Residual
     feed_forward_residual: Residual
 
-    def __call__(self, x: Any, *, rng: Rng | None = None, **options: Any) -> Any:
+    def __call__(self, x: T, *, rng: Rng | None = None, **options: Any) -> T:
         """Apply the layer.
 
         Args:
@@ -222,9 +223,9 @@ class ConvolutionEncoderLayer(EncoderLayer):
 
     convolution: Conv1d
     convolution_norm: Norm
-    activation: str
+    activation: Any
 
-    def __call__(self, x: Array, *, mask: Array | None = None, rng: Rng | None = None, **options: Any) -> Array:
+    def __call__(self, x: Any, *, mask: Array | None = None, rng: Rng | None = None, **options: Any) -> Any:
         """Apply the layer; raise ShapeError for a mask of another shape than (batch, 1, 1, length)."""
         x = total(x)
         xp, (batch, length, _) = array_namespace(x), x.shape
@@ -253,7 +254,7 @@ class ParallelEncoderLayer(EncoderLayer):
 
     __activations__ = ("residual_in", "residual_out")
 
-    def __call__(self, x: Array, *, rng: Rng | None = None, **options: Any) -> Array:
+    def __call__(self, x: T, *, rng: Rng | None = None, **options: Any) -> T:
         """Apply the layer; see `EncoderLayer`."""
         return _side_by_side(self, self.self_attention_residual, self.feed_forward_residual, x, rng, options)
 
@@ -275,7 +276,7 @@ class SharedNormEncoderLayer(Module):
     feed_forward: FeedForward | MixtureOfExperts
     residual: Residual
 
-    def __call__(self, x: Array, *, rng: Rng | None = None, **options: Any) -> Array:
+    def __call__(self, x: T, *, rng: Rng | None = None, **options: Any) -> T:
         """Apply the layer; arguments are those of `EncoderLayer`."""
         return _side_by_side(self, self.residual, self.residual, x, rng, options)
 

@@ -83,7 +83,7 @@ class LayerFactory:
 
     def _network(self, d_ff: int) -> layers.FeedForward:
         """Make a feed-forward network, gated if the activation is."""
-        c = self.config
+        c: Any = self.config
         cls: type[layers.FeedForward] = layers.GatedFeedForward if c.activation in GATED else layers.FeedForward
         cls = layers.ClampedFeedForward if c.activation == "swiglu_clamped" else cls
         return cls(
@@ -104,7 +104,7 @@ class LayerFactory:
             index: Number of the layer, from 0.
             first_norm: Normalize the input of self-attention.
         """
-        c = self.config
+        c: Any = self.config
         options: dict[str, Any] = {
             "self_attention": self.attention(window=c.window_of(index), disentangled=c.positions == "disentangled"),
             "feed_forward": self.feed_forward(index),
@@ -197,7 +197,7 @@ class LayerFactory:
 
     def relative_embedding(self) -> layers.RelativeEmbedding | None:
         """Make the vectors of distances for disentangled attention; None if the configuration has other positions."""
-        c = self.config
+        c: Any = self.config
         if c.positions != "disentangled":
             return None
         buckets, distance = c.relative_buckets, c.relative_max_distance

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from xformer.config import Config, check_heads, option
 from xformer.errors import ConfigError
 from xformer.layers.normalization import NORMS
 from xformer.layers.positions import SINUSOIDAL_LAYOUTS
 from xformer.layers.transformer import RESIDUALS
-from xformer.ops.activations import ACTIVATIONS
+from xformer.ops.activations import ACTIVATIONS, Activation
 
-POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative", "none")
+Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
+POSITIONS = get_args(Positions)
+Gated = Literal["swiglu", "swiglu_clamped", "geglu", "geglu_tanh"]
 # Gated activations and the function of their gate (Shazeer, 2020).
 GATED = {"swiglu": "silu", "swiglu_clamped": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+_CHOICES = (*ACTIVATIONS, *GATED)
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 LAYER_TYPES = ("sliding_attention", "full_attention")
 _MAX_LAYERS = 10_000  # far above any model: making a model makes objects for each
@@ -95,7 +98,7 @@ class _DropoutFields(Config):
 class _FeedForwardFields(_AttentionFields):
     """The feed-forward network and its experts."""
 
-    activation: str = option("Activation of the feed-forward network.", default="relu", choices=(*ACTIVATIONS, *GATED))
+    activation: Activation | Gated = option("Activation of the feed-forward network.", default="relu", choices=_CHOICES)
     num_experts: int = option(
         "Experts of the feed-forward network (Shazeer et al., 2017); 0 for a network without.", default=0, at_least=0
     )
@@ -131,8 +134,8 @@ class _FeedForwardFields(_AttentionFields):
 class _NormFields(Config):
     """Norms and residual connections."""
 
-    norm: str = option("Normalization.", default="layer", choices=tuple(NORMS))
-    norm_position: str = option(
+    norm: Literal["layer", "max_scaled", "rms"] = option("Normalization.", default="layer", choices=tuple(NORMS))
+    norm_position: Literal["pre", "post", "sandwich", "output"] = option(
         "Norm before the sublayer, with a final norm (Xiong et al., 2020); after the residual connection, as in the "
         "paper; before and after the sublayer (sandwich); or of its output, with a final norm (Liu et al., 2022).",
         default="pre",
@@ -173,7 +176,7 @@ class _BiasFields(Config):
 
 
 class _PositionFields(_AttentionFields):
-    positions: str = option(
+    positions: Positions = option(
         "Positional encoding: the paper's, learned, or relative (rotary, alibi, T5's).",
         default="sinusoidal",
         choices=POSITIONS,
@@ -442,7 +445,7 @@ class EncoderConfig(_EncoderConfig):
         default=None,
         at_least=1,
     )
-    positions: str = option(
+    positions: Positions | Literal["disentangled"] = option(  # type: ignore[assignment]
         "Positional encoding: that of other models, or vectors of distances (disentangled, He et al., 2021).",
         default="sinusoidal",
         choices=(*POSITIONS, "disentangled"),
@@ -456,11 +459,11 @@ class EncoderConfig(_EncoderConfig):
         default=0,
         at_least=0,
     )
-    convolution_activation: str = option(
+    convolution_activation: Activation | Literal["tanh"] = option(
         "Activation of the convolution.", default="tanh", choices=("tanh", *ACTIVATIONS)
     )
     masked_lm: bool = option("Add the head of masked language modeling.", default=False)
-    masked_lm_activation: str = option("Activation of that head.", default="gelu", choices=tuple(ACTIVATIONS))
+    masked_lm_activation: Activation = option("Activation of that head.", default="gelu", choices=tuple(ACTIVATIONS))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -494,8 +497,8 @@ class ImageEncoderConfig(_EncoderConfig):
     num_channels: int = option("Channels of a pixel.", default=3, at_least=1)
     patch_bias: bool = option("Add a bias to the vectors of patches.", default=True)
     class_token: bool = option("Put a learned vector before those of the patches.", default=True)
-    activation: str = option("Activation of the feed-forward network.", default="gelu", choices=(*ACTIVATIONS, *GATED))
-    positions: str = option(
+    activation: Activation | Gated = option("Activation of the feed-forward network.", default="gelu", choices=_CHOICES)
+    positions: Positions = option(
         "Positional encoding of the class token and the patches.", default="learned", choices=POSITIONS
     )
     resize_positions: bool = option(

@@ -27,7 +27,7 @@ from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
 from xformer.models.config import EncoderConfig, ImageEncoderConfig
 from xformer.models.token_ids import as_token_ids, ids_of, pad, padding_mask, positions_of
-from xformer.ops import activation
+from xformer.ops.activations import Activation, activation
 from xformer.random import Rng, split_rng
 from xformer.tracing.activations import named
 from xformer.tree import Module, is_array
@@ -97,7 +97,7 @@ class AttentionPooler(Module):
         return self.residual(self.attention(query, states, mask=mask), self.feed_forward)[:, 0, :]
 
 
-def apply_activation(name: str, x: Array) -> Array:
+def apply_activation(name: Any, x: Array) -> Array:
     """Return "tanh", "identity" or another activation of an array, by name."""
     if name == "identity":
         return x
@@ -115,7 +115,7 @@ def last_token_mask(is_token: Array) -> Array:
     """Return the mask of the last token of each row of a mask (batch, length)."""
     xp = array_namespace(is_token)
     has_next = xp.concat([is_token[:, 1:], xp.zeros_like(is_token[:, :1])], axis=1)
-    return is_token & ~has_next
+    return is_token & xp.logical_not(has_next)
 
 
 def normalized(x: Array) -> Array:
@@ -152,7 +152,7 @@ class MaskedLMHead(Module):
     linear: Linear
     norm: Norm
     bias: Array
-    activation: str
+    activation: Activation
 
     def __call__(self, states: Array, embedding: Embedding) -> Array:
         """Return logits (batch, length, vocab_size) of states (batch, length, d_model)."""

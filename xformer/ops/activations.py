@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from xformer.backends import Array, array_namespace, extra
 from xformer.errors import check_choice
 from xformer.ops.operation import OPERATIONS, Operation
 
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu_squared", "quick_gelu"]
 _SIGNATURE = "x: (...) float -> (...)"
 
 
@@ -189,7 +190,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def activation(name: str) -> Callable[[Array], Array]:
+def activation(name: Activation) -> Callable[[Array], Array]:
     """Return an activation function by name.
 
     Args:
@@ -225,7 +226,7 @@ _gated = Operation(
 )
 
 
-def gated(gate: Array, up: Array, activation: str) -> Array:
+def gated(gate: Array, up: Array, activation: Activation) -> Array:
     """Compute activation(gate) * up, the gated unit of Shazeer (2020).
 
     Args:

@@ -238,7 +238,7 @@ cached_attention = Operation(
 
 def fuses_cache(*arrays: Any, scale: float) -> bool:
     """Return whether a kernel computes `cached_attention` of these arrays, and of a mask and a bias."""
-    xp = array_namespace(*arrays)
+    xp: Any = array_namespace(*arrays)
     if xp.is_trace or not (xp.kernels.get(cached_attention.name) or cached_attention.enable_kernels(xp.library)):
         return False
     arrays = *arrays, None, None

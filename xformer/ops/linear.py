@@ -8,8 +8,8 @@ from typing import Any
 
 from xformer.backends import Array, accumulation_dtype, array_namespace
 from xformer.errors import ShapeError
+from xformer.ops.activations import Activation, relu_forward, relu_vjp
 from xformer.ops.activations import activation as activation_named
-from xformer.ops.activations import relu_forward, relu_vjp
 from xformer.ops.operation import Operation
 from xformer.ops.weights import InferenceWeight
 
@@ -114,7 +114,7 @@ _linear = Operation(
 
 
 def linear(
-    x: Array, weight: Array | InferenceWeight, bias: Array | None = None, *, activation: str | None = None
+    x: Array, weight: Array | InferenceWeight, bias: Array | None = None, *, activation: Activation | None = None
 ) -> Array:
     """Compute x @ weight + bias, and optionally an activation function of it.
 

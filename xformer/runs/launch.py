@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from xformer.backends import resolve_known
 from xformer.config import dotted
@@ -18,7 +18,7 @@ from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.io import read_log, write_json
 from xformer.native import is_reproducible, use_reproducible_algorithms
-from xformer.pipelines import pipeline_class
+from xformer.pipelines import Classifier, Pipeline, Summarizer, TextGenerator, Translator, pipeline_class
 from xformer.runs.backend import open_backend
 from xformer.runs.chats import ChatTask, as_json_lines
 from xformer.runs.classes import ClassTask, as_lines
@@ -35,11 +35,12 @@ from xformer.training.data_parallel import check_shards, default_num_workers
 from xformer.training.precision import check_precision
 
 LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
+_Pipeline = TypeVar("_Pipeline", bound=Pipeline)
 _TASKS: Sequence[type[Task]] = (PairsTask, TextTask, ChatTask, ClassTask)
 
 
 @dataclass(frozen=True)
-class TrainedRun:
+class TrainedRun(Generic[_Pipeline]):
     """A training run that has ended.
 
     Attributes:
@@ -55,9 +56,9 @@ class TrainedRun:
     rank: int = 0
 
     @functools.cached_property
-    def pipeline(self) -> Any:
+    def pipeline(self) -> _Pipeline:
         """The best model as a `Translator`, `Summarizer`, `TextGenerator` or `Classifier`, loaded at its first use."""
-        return pipeline_class(self.directory).from_pretrained(self.directory, xp=self.xp)
+        return pipeline_class(self.directory).from_pretrained(self.directory, xp=self.xp)  # type: ignore[return-value]
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -79,7 +80,7 @@ def train(
     distributed: str | None = None,
     progress: bool = True,
     **settings: Any,
-) -> TrainedRun:
+) -> TrainedRun[Translator | Summarizer]:
     """Train a translator, or a summarizer, on pairs of texts, as `xformer train` does.
 
     A text is the path of a file with one text per line, a list of `pathlib.Path`, or an iterable of strings. Line n of
@@ -129,7 +130,7 @@ def train_lm(
     distributed: str | None = None,
     progress: bool = True,
     **settings: Any,
-) -> TrainedRun:
+) -> TrainedRun[TextGenerator]:
     """Train a language model on one text, or on the answers of chats, as `xformer train-lm` does.
 
     Args:
@@ -184,7 +185,7 @@ def train_classifier(
     distributed: str | None = None,
     progress: bool = True,
     **settings: Any,
-) -> TrainedRun:
+) -> TrainedRun[Classifier]:
     """Fine-tune an encoder as a classifier of texts, as `xformer classify` does.
 
     Args:
@@ -228,7 +229,7 @@ def resume(
     loggers: Sequence[str] | None = None,
     distributed: str | None = None,
     progress: bool = True,
-) -> TrainedRun:
+) -> TrainedRun[Translator | Summarizer | TextGenerator | Classifier]:
     """Continue a run that was stopped, or train a finished one longer, as `xformer resume` does.
 
     Args:
@@ -284,7 +285,7 @@ def _start(
     callbacks: Sequence[Callback],
     loggers: Sequence[str],
     progress: bool,
-) -> TrainedRun:
+) -> TrainedRun[Any]:
     """Train in a new run directory, after checking everything."""
     run = RunDirectory(out)
     with _open_communicator(distributed) as ranks:
@@ -318,7 +319,7 @@ def _train(
     progress: bool,
     *,
     is_resumed: bool = False,
-) -> TrainedRun:
+) -> TrainedRun[Any]:
     """Train in a run directory that is locked, and print the progress and the result on rank 0."""
     console = make_console(quiet=ranks.rank > 0 or not progress)
     for line in task.describe():

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from xformer.backends import Array, array_namespace, device, dtype_name
+from xformer.backends.array_types import T
 from xformer.errors import BackendError, ConfigError, ShapeError, describe_type
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.namespace import innermost_trace
@@ -144,7 +145,7 @@ def activation_names(model: Module) -> list[str]:
     return _names_of(model, "activation_names")
 
 
-def named(module: Module, name: str, x: Array) -> Array:
+def named(module: Module, name: str, x: T) -> T:
     """Return an activation of a layer: `x`, unless an open block changes it.
 
     Args:
@@ -167,7 +168,7 @@ def observers(module: Module, *names: str) -> dict[str, Callable[[Array], Array]
     return {name: partial(reduce, lambda x, observe: observe(x), each) for name, each in found.items() if each}
 
 
-def _observers(module: Module, name: str) -> Iterator[Callable[[Array], Array]]:
+def _observers(module: Module, name: str) -> Iterator[Callable[[Any], Any]]:
     module = _ORIGINALS.get(module, module)
     for index, block in enumerate(_BLOCKS.get()):
         full_name = block.select(module, name)
@@ -335,7 +336,7 @@ def _is_traced_copy(module: Any, model: Any) -> bool:
     if type(module) is not type(model) or not hasattr(module, "config") or module.config != model.config:
         return False
     _, array = next(module.named_arrays())
-    xp = array_namespace(array)
+    xp: Any = array_namespace(array)
     return xp.is_trace or xp.is_abstract(array)
 
 

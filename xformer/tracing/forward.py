@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 from xformer.backends import dtype_name, is_complex, is_inexact
+from xformer.backends.array_types import R, S
 from xformer.errors import ShapeError, describe_type
 from xformer.tracing.arguments import check_function
 from xformer.tracing.grad import as_argument, check_unwritten, flatten_arguments, grad, split_aux, unbroadcast, vjp_in
@@ -99,6 +100,14 @@ class JvpTrace(GradTrace):
         return [Tracer(y, self, -1 if t is None else _Tangent.of(t)) for y, t in zip(outputs, tangents, strict=True)]
 
 
+@overload
+def jvp(
+    function: Callable[..., R], primals: Sequence[Any], tangents: Sequence[Any], has_aux: Literal[False] = False
+) -> tuple[R, R]: ...
+@overload
+def jvp(
+    function: Callable[..., tuple[R, S]], primals: Sequence[Any], tangents: Sequence[Any], has_aux: Literal[True]
+) -> tuple[R, R, S]: ...
 def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> Any:
     """Compute `function(*primals)` and its derivative along `tangents`, in one forward pass.
 

@@ -11,11 +11,12 @@ import operator
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
 from xformer.backends import accumulation_dtype, array_namespace, dtype_name, is_complex, is_floating
+from xformer.backends.array_types import Of, P, Positions, R, S, T, Ts
 from xformer.backends.arrays import check_class, to_host
 from xformer.backends.numpy import owns_memory
 from xformer.errors import BackendError, ConfigError, DifferentiationError, ShapeError, describe_type
@@ -41,9 +42,17 @@ class _Input(NamedTuple):
     value: Any
 
 
+@overload
+def value_and_grad(  # type: ignore[overload-overlap]
+    function: Of[T, P, R], argnums: Literal[0] = 0, *, has_aux: bool = False, on_gradient: Any = None
+) -> Of[T, P, tuple[R, T]]: ...
+@overload
+def value_and_grad(
+    function: Callable[P, R], argnums: Positions, *, has_aux: bool = False, on_gradient: Any = None
+) -> Callable[P, tuple[R, Any]]: ...
 def value_and_grad(
     function: Callable[..., Any],
-    argnums: int | Sequence[int] = 0,
+    argnums: Positions = 0,
     *,
     has_aux: bool = False,
     on_gradient: Callable[[int, Any], object] | None = None,
@@ -125,7 +134,7 @@ def _base_of(leaves: Sequence[Any], value: Any) -> Any:
         ) from None
 
 
-def selected_arguments(args: tuple[Any, ...], argnums: int | Sequence[int]) -> Any:
+def selected_arguments(args: tuple[Any, ...], argnums: Positions) -> Any:
     """Return the argument at a position, or the tuple of those at several."""
     try:
         if isinstance(argnums, int):
@@ -205,7 +214,7 @@ def _is_written(traced: Tracer, given: Any) -> bool:
     return len(values) > 1 if is_copied else traced._value is not given
 
 
-def replaced(args: tuple[Any, ...], argnums: int | Sequence[int], value: Any) -> tuple[Any, ...]:
+def replaced(args: tuple[Any, ...], argnums: Positions, value: Any) -> tuple[Any, ...]:
     """Return the arguments with others at one or several positions."""
     changed = list(args)
     for position, item in [(argnums, value)] if isinstance(argnums, int) else zip(argnums, value, strict=True):
@@ -213,9 +222,13 @@ def replaced(args: tuple[Any, ...], argnums: int | Sequence[int], value: Any) ->
     return tuple(changed)
 
 
-def grad(
-    function: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False
-) -> Callable[..., Any]:
+@overload
+def grad(function: Of[T, P, tuple[Any, S]], *, has_aux: Literal[True]) -> Of[T, P, tuple[T, S]]: ...
+@overload
+def grad(function: Of[T, P, Any], argnums: Literal[0] = 0, *, has_aux: Literal[False] = False) -> Of[T, P, T]: ...
+@overload
+def grad(function: Callable[P, Any], argnums: Positions, *, has_aux: bool = False) -> Callable[P, Any]: ...
+def grad(function: Callable[..., Any], argnums: Positions = 0, *, has_aux: bool = False) -> Callable[..., Any]:
     """Return a function that computes the gradient of `function` with respect to an argument.
 
     The other arguments are constants of the same namespace. Move an array that `function` closes over by
@@ -237,7 +250,7 @@ def grad(
     return gradient
 
 
-def vjp(function: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
+def vjp(function: Callable[[*Ts], R], *primals: *Ts) -> tuple[R, Callable[[Any], tuple[*Ts]]]:
     """Compute `function(*primals)` and the pullback of cotangents.
 
     Args:
@@ -314,7 +327,7 @@ def vjp_in(
     return output, lambda cotangents: _pull_back(trace, outputs, cotangents, inputs)
 
 
-def remat(function: Callable[..., Any]) -> Callable[..., Any]:
+def remat(function: Callable[P, R]) -> Callable[P, R]:
     """Return a function that saves only its inputs and is computed again in the backward pass.
 
     Rematerialization trades time for memory (Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost").
@@ -364,7 +377,7 @@ def _recompute(xp: Any, cotangents: Any, saved: Any) -> Any:
     return pull(cotangents)
 
 
-def stop_gradient(x: Any) -> Any:
+def stop_gradient(x: T) -> T:
     """Return `x` as a constant, through which nothing is differentiated.
 
     Args:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from xformer import native
+from xformer.backends.array_types import P, R
 from xformer.backends.arrays import is_of_numpy
 from xformer.errors import ConfigError, JitError
 from xformer.random import Rng
@@ -33,12 +34,12 @@ _CALLS_PER_TRACE = 16  # tracing takes as long as a few calls, so the other call
 
 
 def jit(
-    function: Callable[..., Any],
+    function: Callable[P, R],
     *,
     static_argnums: int | Sequence[int] = (),
     donate_argnums: int | Sequence[int] = (),
     torch_compile: bool = False,
-) -> Callable[..., Any]:
+) -> Callable[P, R]:
     """Return a function that computes `function` without its Python code, from the second call of a signature on.
 
         forward = xf.jit(model)

@@ -226,7 +226,7 @@ class GradTrace:
         if xp.is_trace:
             kept, end = xp.keep_for_inner(value)
         else:
-            kept, end = array_namespace(value).keep(value)
+            kept, end = array_namespace(value).library.keep(value)
         if end is not None:
             self._kept.append(end)
         return kept
@@ -553,7 +553,7 @@ def base_for(arrays: Sequence[Any]) -> Any:
     It is the innermost active trace of the same library, even if `arrays` are plain, since the function to
     differentiate may close over arrays of that trace.
     """
-    base = array_namespace(*arrays)
+    base: Any = array_namespace(*arrays)
     for enclosing in (_ACTIVE.get(), ACTIVE_GRAPH.get()):
         if enclosing is not None and enclosing.name == base.name:
             if base.trace_level < enclosing.trace_level or not base.is_trace:

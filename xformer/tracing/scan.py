@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import array_namespace, dtype_name, is_floating
+from xformer.backends.array_types import R, S, T
 from xformer.errors import ShapeError, describe_type
 from xformer.tracing.arguments import check_function, with_arrays
 from xformer.tracing.jit import jit_repeated
@@ -16,9 +17,9 @@ from xformer.tree import flatten
 
 
 def scan(
-    function: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None,
+    function: Callable[[Any, S], tuple[T, R]], init: Any, xs: S | None = None, length: int | None = None,
     *, reverse: bool = False,
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[T, R]:  # fmt: skip
     """Call `carry, y = function(carry, x)` for each element of `xs`, like `jax.lax.scan`.
 
     On NumPy and CuPy the steps after the first ones run as a program of `jit`, so the function must be pure; JAX

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xformer.backends import device, dtype_name, is_floating
+from xformer.backends.array_types import P, Positions, R
 from xformer.errors import ShapeError, describe_type
 from xformer.tracing.arguments import check_function
 from xformer.tracing.batch import BatchTrace
@@ -18,7 +19,7 @@ from xformer.tracing.tracer import Batch
 from xformer.tree import children_of, flatten, is_array, items_of, map_arrays, map_items, rebuild_sequence
 
 
-def vmap(function: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
+def vmap(function: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0) -> Callable[P, R]:
     """Return a function that computes `function` for all elements of a batch at once.
 
     Functions of arrays compute all elements by one call; a few, such as `meshgrid`, by one for each. A branch on a
@@ -132,9 +133,7 @@ def _collect(trace: BatchTrace, result: Any, axes: Any) -> Any:
     return trace.base.moveaxis(array, 0, axes) if axes % array.ndim else array
 
 
-def jacobian(
-    function: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Callable[..., Any]:
+def jacobian(function: Callable[P, Any], argnums: Positions = 0, has_aux: bool = False) -> Callable[P, Any]:
     """Return a function that computes the Jacobian of `function` in reverse mode.
 
     Args:
@@ -194,9 +193,7 @@ def _basis(xp: Any, y: Any, start: int, total: int) -> Any:
     return xp.reshape(eye, (total, *y.shape))
 
 
-def hessian(
-    function: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Callable[..., Any]:
+def hessian(function: Callable[P, Any], argnums: Positions = 0, has_aux: bool = False) -> Callable[P, Any]:
     """Return a function that computes the Hessian of `function`, which is the Jacobian of its Jacobian.
 
     Args:

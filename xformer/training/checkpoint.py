@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from xformer.backends import array_namespace
+from xformer.backends.array_types import T
 from xformer.errors import CheckpointError, ConfigError, describe_type
 from xformer.io import (
     atomic_write,
@@ -137,7 +138,7 @@ def save_parameters(model: Any, path: str | os.PathLike[str]) -> None:
         save_arrays(path, dict(model.named_arrays()), metadata)
 
 
-def load_parameters(model: Any, path: str | os.PathLike[str]) -> Any:
+def load_parameters(model: T, path: str | os.PathLike[str]) -> T:
     """Return the model with the parameters that `save_parameters` wrote; the model passed in is unchanged.
 
     Args:

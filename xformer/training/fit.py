@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from xformer.backends import array_namespace, device, to_host_together
+from xformer.backends.array_types import S, T
 from xformer.config import check_count, with_fields, with_parameters_of
 from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, abort_on_error, broadcast
 from xformer.errors import CheckpointError, ConfigError, TrainingError, check_arguments, out_of_memory
@@ -85,8 +86,8 @@ class TrainingLoop:
     def __init__(
         self,
         model: Any,
-        loss_fn: Loss,
-        batches: Batches,
+        loss_fn: Loss[Any, Any],
+        batches: Batches[Any],
         *,
         optimizer: Optimizer,
         learning_rate: float | Schedule,
@@ -356,7 +357,7 @@ class TrainingLoop:
         if self._is_shared:  # and nobody else may need the other arrays
             self._model, self._is_shared = _with_own_parameters(self._model), False
         like = first_array(self._model)
-        xp = array_namespace(like)
+        xp: Any = array_namespace(like)
         counter: Any = np.asarray(step)
         if xp.reads_counters_on_device:
             counter = xp.from_host(counter, device=device(like))
@@ -429,7 +430,7 @@ TrainingLoop.__signature__ = with_fields(TrainingLoop.__init__, FitConfig)  # ty
 
 @check_arguments(epochs="pass steps, the number of updates; the default is one pass over batches")
 @with_parameters_of(TrainingLoop)
-def fit(model: Any, loss_fn: Loss, batches: Batches, **options: Any) -> tuple[Any, History]:  # noqa: D417
+def fit(model: T, loss_fn: Loss[T, S], batches: Batches[S], **options: Any) -> tuple[T, History]:  # noqa: D417
     """Train a model.
 
     Ctrl-C, SIGTERM and SIGHUP end training after the current step; a second Ctrl-C interrupts at once.

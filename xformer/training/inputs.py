@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from xformer.backends import is_floating
+from xformer.backends.array_types import S
 from xformer.config import Config, check_bool, option
 from xformer.errors import ConfigError, DataError, describe_type
 from xformer.ops.blocks import PackedBlocks
@@ -17,7 +18,7 @@ from xformer.training.precision import PRECISIONS
 from xformer.training.schedules import Schedule
 from xformer.tree import Module, flatten, flatten_parameters, is_array, is_frozen
 
-Batches = Iterable[Any] | Callable[[int], Iterable[Any]]
+Batches = Iterable[S] | Callable[[int], Iterable[S]]
 
 
 class FitConfig(Config):
@@ -57,7 +58,7 @@ class BatchStream:
         epoch: Number of completed passes.
     """
 
-    def __init__(self, batches: Batches, start: int, *, is_one_pass: bool) -> None:
+    def __init__(self, batches: Batches[Any], start: int, *, is_one_pass: bool) -> None:
         self.epoch = 0
         self._batches, self._start, self._is_one_pass = batches, start, is_one_pass
 

@@ -90,7 +90,7 @@ class JittedStep:
 
     def __call__(
         self, model: Any, state: Any, batches: Sequence[Any], rng: Rng | None, *, loss_fn: Any, **options: Any
-    ) -> StepResult:
+    ) -> StepResult[Any]:
         """Make one update; see `train_step`. The model and the state must be donated."""
         is_object = has_identity_hash(loss_fn) and not isinstance(loss_fn, Module)
         code = loss_fn.__call__ if is_object else loss_fn  # the arrays of a loss are constants, as those of a function
@@ -114,7 +114,7 @@ class JittedStep:
         learning_rate: float,
         num_tokens: int,
         **options: Any,
-    ) -> StepResult:
+    ) -> StepResult[Any]:
         options["optimizer"] = optimizer
         like = first_array(model)
         xp = array_namespace(like)

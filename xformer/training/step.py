@@ -7,28 +7,29 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
 from xformer import tracing
 from xformer.backends import Array, array_namespace
+from xformer.backends.array_types import S, T
 from xformer.errors import ConfigError, DataError
 from xformer.ops.optimizers import cast_number, squared_norm
 from xformer.random import Rng, split_rng
 from xformer.tree import flatten, flatten_parameters, is_array, map_arrays
 
-Loss = Callable[[Any, Any, Rng | None], Array]  # (model, batch, rng) -> summed loss
+Loss = Callable[[T, S, Rng | None], Array]  # (model, batch, rng) -> summed loss
 ValueAndGrad = Callable[[Callable[..., Array]], Callable[..., tuple[Array, Any]]]
 
 
-class StepResult(NamedTuple):
+class StepResult(NamedTuple, Generic[T]):
     """The new model and optimizer state, the loss before the update, and the norm of its gradient: scalar arrays.
 
     If the loss or the norm is not finite the model and the moments in the state are unchanged.
     """
 
-    model: Any
+    model: T
     state: Any
     loss: Array
     grad_norm: Array
@@ -38,7 +39,7 @@ class StepResult(NamedTuple):
 class _Weighted:
     """A loss (model, batch, rng, weight) -> weight times the sum; equal for the same `loss_fn`."""
 
-    loss_fn: Loss
+    loss_fn: Loss[Any, Any]
 
     def __call__(self, model: Any, batch: Any, rng: Rng | None, weight: float | Array) -> Array:
         loss = self.loss_fn(model, batch, rng)
@@ -48,12 +49,12 @@ class _Weighted:
 
 
 def train_step(
-    model: Any,
+    model: T,
     state: Any,
     batches: Sequence[Any],
     rng: Rng | None,
     *,
-    loss_fn: Loss,
+    loss_fn: Loss[T, Any],
     optimizer: Any,
     learning_rate: float | Array,
     max_grad_norm: float = math.inf,
@@ -61,7 +62,7 @@ def train_step(
     num_tokens: int | Array | None = None,
     value_and_grad: ValueAndGrad = tracing.value_and_grad,
     donate: bool = False,
-) -> StepResult:
+) -> StepResult[T]:
     """Make one update: forward, backward, clipping, optimizer.
 
     Nothing waits for a GPU: the loss and the norm are arrays, and a NaN among them skips the update on the device. With
@@ -172,7 +173,7 @@ def clip_scale(loss: Array, grad_norm: Array, max_grad_norm: float, loss_scale: 
     return xp.where(is_finite, limit / xp.maximum(grad_norm, limit) / loss_scale, math.nan * limit)
 
 
-def clip_by_global_norm(grads: Any, max_grad_norm: float) -> tuple[Any, Array]:
+def clip_by_global_norm(grads: T, max_grad_norm: float) -> tuple[T, Array]:
     """Scale all gradients down together if their norm is larger than `max_grad_norm`.
 
     `train_step` leaves the scaling to the optimizer's update, which saves a pass over the gradients.

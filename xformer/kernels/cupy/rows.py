@@ -226,7 +226,7 @@ def _rotate(sign: float, x: Any, cosine: Any, sine: Any) -> Any:
     """Rotate, and write the result in the order of layers: (batch, length, heads, head_dim)."""
     xp, (*outer, length, size), half = array_namespace(x), x.shape, cosine.shape[1]
     is_readable = x.ndim == 4 and x.strides[3] == x.itemsize and min(x.strides) > 0
-    rows = x if is_readable else xp.reshape(contiguous(x), (math.prod(outer), 1, length, size))
+    rows: Any = x if is_readable else xp.reshape(contiguous(x), (math.prod(outer), 1, length, size))
     batch, heads = rows.shape[:2]
     y = empty(x, (batch, length, heads, size))
     grid = launch.grid_for_rows(batch * length if x.size else 0, xp.reshape(y, (batch, length, heads * size)), 2)
