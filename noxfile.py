@@ -425,6 +425,18 @@ def build(session: nox.Session) -> None:
     session.run("cyclonedx-py", "environment", *bill, python)
 
 
+@nox.session
+def install(session: nox.Session) -> None:
+    """Install the last commit by one line, without a clone, and run the command in another directory."""
+    library = Path(session.create_tmp()).resolve() / "libxformer.so"  # that of the checkout, if of the same sources
+    if (built := Path("xformer", "native", "libxformer.so")).exists():
+        shutil.copy(built, library)
+    folder = Path.cwd().as_uri()
+    session.install(f"array-transformers[cli] @ git+{folder}", env={"XFORMER_NATIVE_LIBRARY": str(library)})
+    session.chdir(session.create_tmp())
+    session.run("xformer", "demo", "--seconds", "5")
+
+
 @nox.session(reuse_venv=True)
 def wheels(session: nox.Session) -> None:
     """Build wheels with the native library for Linux into dist/; a machine needs the compiler MACHINE-linux-gnu-g++."""
