@@ -431,6 +431,7 @@ def install(session: nox.Session) -> None:
     library = Path(session.create_tmp()).resolve() / "libxformer.so"  # that of the checkout, if of the same sources
     if (built := Path("xformer", "native", "libxformer.so")).exists():
         shutil.copy(built, library)
+    session.install("pip>=24")  # knows addresses of files
     folder = Path.cwd().as_uri()
     session.install(f"array-transformers[cli] @ git+{folder}", env={"XFORMER_NATIVE_LIBRARY": str(library)})
     session.chdir(session.create_tmp())
