@@ -24,6 +24,7 @@ from xformer.data.demo_tasks import numbers_task
 STATIC = Path(xformer.__file__).parent / "serve" / "static"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARGUMENTS = ["--no-sandbox", "--headless=new", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
+PAGES = {"index.html", "docs.html", "tutorial.html"}
 TEXT = "two hundred and seven"
 RECIPE = """
 [model]
@@ -68,13 +69,45 @@ def test_colors_of_both_schemes_have_enough_contrast() -> None:
 
 
 def test_the_page_has_no_inline_code_and_loads_only_its_own_files() -> None:
-    page = "".join((STATIC / name).read_text(encoding="utf-8") for name in ("index.html", "docs.html"))
+    page = "".join((STATIC / name).read_text(encoding="utf-8") for name in PAGES)
     assert not re.search(r"<style|\bstyle=|\bon\w+=|<script(?![^>]*\bsrc=)", page)
-    names = re.findall(r'(?:src|href)="(?!#)([^"]*)"', page)
+    names = [name.removeprefix("../") for name in re.findall(r'(?:src|href)="(?!#)([^"]*)"', page)]
     for script in STATIC.glob("*.js"):
         names += [f"static/{name[2:]}" for name in re.findall(r'from "([^"]*)"', script.read_text(encoding="utf-8"))]
-    files = {path.name for path in STATIC.iterdir()} - {"index.html", "docs.html"}
+    files = {path.name for path in STATIC.iterdir()} - PAGES
     assert {name.removeprefix("static/") for name in names} == files
+
+
+def test_each_tab_names_a_page_of_the_tutorial_that_the_server_shows() -> None:
+    testclient = pytest.importorskip("starlette.testclient")
+    from xformer.serve.app import create_app
+    from xformer.serve.config import ServeConfig
+
+    script = (STATIC / "column.js").read_text(encoding="utf-8")
+    tabs = re.findall(r'^  \w+: \["[^"]+", draw\w+, "([^"]+\.)", "([\w-]+)"\],$', script, re.MULTILINE)
+    assert len(tabs) == 8
+    client = testclient.TestClient(create_app([], ServeConfig(token="secret-token")), base_url="http://localhost")
+    for _, page in tabs:
+        answer = client.get(f"/tutorial/{page}.md")  # a link sends no token
+        assert answer.status_code == 200
+        assert f"<h1>{page.split('-')[0]} " in answer.text
+        figure = re.findall(r'src="(figures/[^"]+)"', answer.text)[0]
+        assert client.get(f"/tutorial/{figure}").headers["content-type"] == "image/svg+xml"
+    assert client.get("/tutorial/14-magic.md").status_code == 404
+
+
+def evaluate(script: str) -> Any:
+    """Return what a script of Node writes as JSON."""
+    if (node := shutil.which("node")) is None:
+        pytest.skip("needs node")
+    return json.loads(subprocess.check_output([node, "--input-type=module", "-e", script], cwd=STATIC, text=True))
+
+
+def test_the_least_certain_token_is_a_word() -> None:
+    tokens = [[" ", 0.1], [" a", 0.9], ["é", 0.3], [".", 0.2]], [[".", 0.4], ["!", 0.2]], [["a", None]], []
+    texts = [[{"text": text, "probability": value} for text, value in each] for each in tokens]
+    script = 'import { leastCertain } from "./tokens.js"; '
+    assert evaluate(f"{script}console.log(JSON.stringify({json.dumps(texts)}.map(leastCertain)))") == [2, 1, 0, 0]
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +209,12 @@ def test_typed_text_is_translated_and_a_token_shows_its_alternatives_and_attenti
     assert 0 < len(tokens_of(page)) <= 8
     assert "Output of translator" in page.inner_text("#announcer")
 
+    labels = page.eval_on_selector_all(".output .token", "tokens => tokens.map(({ ariaLabel }) => ariaLabel)")
+    words = [float(label.split()[-2]) for label in labels if label[0].isalnum()]
+    assert float(page.get_attribute(".output [aria-pressed=true]", "aria-label").split()[-2]) == min(words)
+    assert page.get_attribute("[aria-selected=true]", "data-tab") == "attention"
+    page.click("[data-tab=tokens]")
+
     token = page.locator(".output .token").nth(1)
     token.hover()
     assert token.get_attribute("aria-pressed") == "true"
@@ -256,9 +295,10 @@ def test_the_output_continues_with_an_alternative_that_is_clicked(open_page: Any
     method = "beam" if model == "translator" else "greedy"
     page = open_page({"text": TEXT, "a": model, "a.method": method, "a.max_new_tokens": "12", "a.num_beams": "2"})
     before = tokens_of(page)
+    page.click("[data-tab=tokens]")
     page.hover(".output .token >> nth=1")
     row = page.locator(".bars .selectable:not(:has(.marked))").first
-    label = row.get_attribute("aria-label").split(":")[0]
+    label = row.locator(".label").text_content()
     row.click()
     page.wait_for_selector(".token.forced")
     page.wait_for_function("() => document.querySelector('.status').textContent.includes(' s')")
@@ -379,7 +419,7 @@ def test_two_clicks_switch_a_head_off(open_page: Any) -> None:
     page.click("[data-tab=switches]")
     page.click(".switch >> nth=1")
     row = page.locator(".change .bars [role=listitem]").first
-    assert re.search(r": [<\d].* %, before \d.* %", row.get_attribute("aria-label"))
+    assert re.search(r" [<\d].* %, before \d.* %", row.get_attribute("aria-label"))
     page.wait_for_selector(".change .token")
     page.hover(".output .token >> nth=2")
     title = page.locator(".change .bars").get_attribute("aria-label")

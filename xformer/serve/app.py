@@ -7,13 +7,14 @@ import contextlib
 import hmac
 import ipaddress
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -22,7 +23,9 @@ from xformer.serve.config import LOOPBACK, ServeConfig
 from xformer.serve.jobs import JobError
 from xformer.serve.models import ServedModel, Server
 from xformer.serve.routes import ROUTES, STATIC, Receive, Send, error_response, openapi, starlette_route
+from xformer.text.extras import require
 
+_TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"  # of a clone
 _WILDCARDS = ("0.0.0.0", "::", "")
 _PUBLIC_PATHS = ("/", "/health", "/openapi.json", "/docs", "/favicon.ico")
 _HEADERS = {
@@ -77,7 +80,7 @@ class Guard:
                 return JobError(f"client {client[0]} is another machine; expected a server with a token", 403, "client")
             return None
         path = scope["path"]
-        if path not in _PUBLIC_PATHS and not path.startswith("/static/"):
+        if path not in _PUBLIC_PATHS and not path.startswith(("/static/", "/tutorial/")):
             scheme, _, token = headers.get("authorization", "").partition(" ")
             expected = self.config.token.encode()
             if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode("latin-1"), expected):
@@ -121,11 +124,20 @@ def create_app(models: Sequence[ServedModel], config: ServeConfig | None = None)
     async def docs(request: Request) -> Response:
         return FileResponse(STATIC / "docs.html")
 
+    async def tutorial(request: Request) -> Response:
+        path = _TUTORIAL / f"{request.path_params['page']}.md"
+        if not path.is_file():
+            raise HTTPException(404, "the page is not installed; docs/tutorial of the repository has the tutorial")
+        text = require("markdown_it").MarkdownIt().enable("table").render(path.read_text(encoding="utf-8"))
+        return HTMLResponse((STATIC / "tutorial.html").read_text(encoding="utf-8").replace("{}", text))
+
     async def description(request: Request) -> Response:
         return JSONResponse(openapi(server.config.max_tokens))
 
     routes: list[Any] = [Route("/", index), Route("/docs", docs), Route("/openapi.json", description)]
     routes += [starlette_route(route, server) for route in ROUTES]
+    pages = StaticFiles(directory=_TUTORIAL, check_dir=False)
+    routes += [Route("/tutorial/{page}.md", tutorial), Mount("/tutorial", pages)]
     routes.append(Mount("/static", StaticFiles(directory=STATIC)))
     handlers: Any = {HTTPException: on_error, Exception: on_error}
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)

@@ -93,7 +93,7 @@ function rowEditor({ keys, weights, onchange }) {
       type: "range", min: 0, max: 1, step: 0.01, "aria-label": label, oninput: () => change(index, Number(slider.value)),
     });
     const number = html("input", {
-      type: "number", min: 0, max: 100, step: 1, "aria-label": `${label} in percent`,
+      type: "number", min: 0, max: 100, step: "any", "aria-label": `${label} in percent`,
       oninput: () => number.value !== "" && change(index, Number(number.value) / 100),
     });
     return { slider, number, element: html("div", { class: "weight" }, html("span", {}, visible(key)), slider, number, "%") };

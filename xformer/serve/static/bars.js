@@ -36,18 +36,17 @@ export function barChart({ bars, title, width = 620, onselect = null, action = "
       onclick: () => onselect?.(index),
       onkeydown: (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), onselect?.(index)),
     },
-      onselect && svg("title", {}, action),
       svg("rect", { class: "hover", x: 0, y: -1, width, height: row, rx: 6 }),
       svg("text", { class: marked ? "label marked" : "label", x: left - 12, y: 19, "text-anchor": "end" }, shorten(visible(label), 15)),
       svg("rect", { class: "track", x: left, y: 5, width: scale, height: 18, rx: 4 }),
       bar,
       before == null ? null : svg("rect", { class: "before", x: left + before * scale - 1, y: 2, width: 2.5, height: 24 }),
-      text);
+      " ", text); // screen readers and voice control compare the text with the name
     const shown = (value) => (isBound ? `< ${percent(value).replace("< ", "")}` : percent(value));
     const update = (value) => {
       bar.setAttribute("width", Math.max(2, value * scale));
       text.textContent = shown(value);
-      element.setAttribute("aria-label", `${visible(label)}: ${shown(value)}${before == null ? "" : `, before ${percent(before)}`}${marked ? ", chosen" : ""}${onselect ? `. ${action}` : ""}`);
+      element.setAttribute("aria-label", `${visible(label)} ${shown(value)}${before == null ? "" : `, before ${percent(before)}`}${marked ? ", chosen" : ""}${onselect ? `. ${action}` : ""}`);
     };
     return { element, update };
   });

@@ -7,18 +7,18 @@ import { predictionCard } from "./bars.js";
 import { drawLayers } from "./layers.js";
 import { drawAlignment, drawBeam, drawResult, drawTokens, drawTraining } from "./panels.js";
 import { drawSwitches } from "./switches.js";
-import { joined, TokenRow } from "./tokens.js";
+import { joined, leastCertain, TokenRow } from "./tokens.js";
 
-/** The titles of the tabs, and the functions `(column, show)` that show their content. */
+/** Tabs: title, function `(column, show)` that shows the content, what it is, and the page of the tutorial about it. */
 const TABS = {
-  tokens: ["Alternatives", drawTokens],
-  result: ["Result", drawResult],
-  attention: ["Attention", drawAttention],
-  layers: ["Layer by layer", drawLayers],
-  switches: ["Switch off", drawSwitches],
-  alignment: ["Alignment", drawAlignment],
-  beam: ["Beam", drawBeam],
-  training: ["Training", drawTraining],
+  result: ["Result", drawResult, "What the model computes for the text.", "6-encoder"],
+  attention: ["Attention", drawAttention, "How much each token takes from each of the others, in every layer and head.", "1-attention"],
+  tokens: ["Alternatives", drawTokens, "The tokens that the model could have chosen in the place of the selected one.", "10-decoding"],
+  layers: ["Layer by layer", drawLayers, "What the model would predict after each of its layers, and what their parts add.", "5-residuals-and-norms"],
+  switches: ["Switch off", drawSwitches, "What becomes of the output without some parts of the model.", "2-multi-head-attention"],
+  alignment: ["Alignment", drawAlignment, "Which tokens of the source each token of the output belongs to.", "7-decoder"],
+  beam: ["Beam", drawBeam, "The candidates of each step of the search, and which of them were kept.", "10-decoding"],
+  training: ["Training", drawTraining, "How the model learned, step by step.", "11-translator"],
 };
 
 export class Column {
@@ -36,7 +36,6 @@ export class Column {
     this.element = html("article", { class: `column side-${label}`, "aria-label": `Output ${label.toUpperCase()}` },
       html("header", { class: "column-header" }, html("span", { class: "badge" }, label.toUpperCase()), this.name, this.status),
       this.rows, this.tabs, this.panel);
-    this.tab = "tokens";
   }
 
   /** Show a model before anything is generated. */
@@ -79,7 +78,9 @@ export class Column {
     this.row = new TokenRow(this.model.generates ? "Output" : "Text", (index) => this.select(index));
     this.nbest = html("div", { class: "nbest" });
     this.peek = html("p", { class: "peek" });
-    this.rows.replaceChildren(this.source.element, this.row.element, this.peek, this.nbest);
+    const legend = html("p", { class: "hint" }, "␣ is a space, ⏎ a new line, ∅ an empty text.",
+      this.model.generates ? " The stronger the line under a token, the less certain the model was; the least certain word is selected." : null);
+    this.rows.replaceChildren(this.source.element, this.row.element, legend, this.peek, this.nbest);
     this.source.element.hidden = true;
     this.row.element.classList.add("output");
     this.running = true;
@@ -130,7 +131,7 @@ export class Column {
     const seconds = (performance.now() - started) / 1000;
     const tokens = this.result.outputs[0].tokens;
     this.status.textContent = `${tokens.length} tokens, ${format(seconds, 2)} s${signal.aborted ? ", stopped" : ""}`;
-    this.showOutput(0, forced.length - 1);
+    this.showOutput(0, forced.length ? forced.length - 1 : undefined);
     announce(`${this.model.generates ? "Output" : "Text"} of ${this.model.title}: ${joined(tokens)}`);
   }
 
@@ -156,7 +157,7 @@ export class Column {
   }
 
   /** Show one of the outputs, best first, and select a token. */
-  showOutput(index, token = 0) {
+  showOutput(index, token = leastCertain(this.result.outputs[index].tokens)) {
     this.output = index;
     this.forget();
     const { source, outputs } = this.result;
@@ -174,7 +175,7 @@ export class Column {
     if (focused) buttons[index].focus();
     this.token = null;
     this.drawTabs();
-    this.select(Math.max(0, token));
+    this.select(token);
   }
 
   /** Whether the inside of the model can be changed. */
@@ -225,8 +226,12 @@ export class Column {
     this.panel.setAttribute("aria-labelledby", `tab-${this.label}-${this.tab}`);
     this.figure = null;
     const drawing = (this.drawing = Symbol(this.tab));
-    const show = (...children) => drawing === this.drawing && this.panel.replaceChildren(...children);
-    if (!this.tab) return show();
+    if (!this.tab) return this.panel.replaceChildren();
+    const [, draw, sentence, page] = TABS[this.tab];
+    const [part, ...topic] = page.split("-");
+    const link = html("a", { href: `${this.api.tutorial}${page}.md`, target: "_blank" }, `Part ${part} of the tutorial: ${topic.join(" ")}`);
+    const intro = html("p", { class: "intro" }, sentence, ...(this.api.tutorial ? [" ", link] : []));
+    const show = (...children) => drawing === this.drawing && this.panel.replaceChildren(intro, ...children);
     if (!this.result && this.tab !== "training") {
       if (this.running) return show(html("p", { class: "empty" }, "Running …"));
       return show(html("p", { class: "empty" }, this.model.generates
@@ -234,7 +239,7 @@ export class Column {
         : "Enter a text and press Run to see the result and its attention."));
     }
     try {
-      await TABS[this.tab][1](this, show);
+      await draw(this, show);
     } catch (error) {
       show(errorLine(error));
     }

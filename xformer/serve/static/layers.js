@@ -121,7 +121,7 @@ function flowChart({ layers, title, width = 560 }) {
       })),
       svg("rect", { class: "track", x: width - right + 8, y: y + 4, width: right - 12, height: ROW - 8, rx: 5 }),
       svg("rect", { class: "bar", x: width - right + 8, y: y + 4, width: Math.max(2, probability * (right - 12)), height: ROW - 8, rx: 5 }),
-      svg("text", { class: "token-text", x: width - right + 16, y: y + 21 }, `${shorten(visible(text), width < 450 ? 7 : 11)} ${percent(probability)}`))];
+      svg("text", { class: "token-text", x: width - right + 16, y: y + 21 }, `${shorten(visible(text), width < 450 ? 6 : 11)} ${percent(probability)}`))];
   });
   const stream = svg("line", { class: "stream", x1: middle - 22, x2: middle - 22, y1: 8, y2: height - 8 });
   return drawing("flow", width, height, { role: "list", "aria-label": title }, stream, elements);

@@ -31,7 +31,7 @@ export class Settings {
     this.body = html("div");
     this.element = html("details", { class: `side side-${label}`, open: matchMedia("(min-width: 861px)").matches },
       html("summary", {}, html("span", { class: "badge" }, label.toUpperCase()), "Model and settings"),
-      html("div", { class: "field" }, html("label", { for: this.select.id }, "Model"), this.select),
+      html("div", { class: "field", hidden: models.length < 2 }, html("label", { for: this.select.id }, "Model"), this.select),
       this.body);
     this.draw();
   }
@@ -46,7 +46,8 @@ export class Settings {
     const sections = [];
     if (this.model.generates) {
       const { supports, defaults, isEncoderDecoder } = this.model;
-      const methods = Object.keys(METHODS).filter((name) => supports[name] !== false);
+      // The most probable text is seldom what a language model is asked for: it has no beams.
+      const methods = Object.keys(METHODS).filter((name) => supports[name] !== false && (isEncoderDecoder || name !== "beam"));
       const method = methods.includes(values.method) ? values.method : defaults.num_beams > 1 ? "beam" : "greedy";
       this.method = method;
       const button = (name) =>
@@ -66,8 +67,7 @@ export class Settings {
       const fields = (list) => list.filter(Boolean).map((field) => this.field(field, values));
       sections.push(
         html("div", { class: "segments", role: "radiogroup", "aria-label": "Search" }, methods.map(button)),
-        // Language models refuse a length penalty: their outputs begin with prompts of any length.
-        html("div", { class: "grid" }, fields(METHODS[method].fields.filter(({ name }) => isEncoderDecoder || name !== "length_penalty"))),
+        html("div", { class: "grid" }, fields(METHODS[method].fields)),
         html("div", { class: "grid" }, fields(length)),
       );
     }

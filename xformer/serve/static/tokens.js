@@ -58,5 +58,13 @@ export class TokenRow {
   }
 }
 
+/** Index of the token with the lowest probability among those with a letter or digit, or among all if none has one. */
+export function leastCertain(tokens) {
+  const probability = ({ text, probability }, word) => (word.test(text) ? (probability ?? 1) : Infinity);
+  const [words, all] = [/[\p{L}\p{N}]/u, /^/].map((word) => tokens.map((token) => probability(token, word)));
+  const values = words.some(Number.isFinite) ? words : all;
+  return Math.max(0, values.indexOf(Math.min(...values)));
+}
+
 /** The text that tokens have together. */
 export const joined = (tokens) => tokens.map(({ plain }) => plain).join("").trim();
