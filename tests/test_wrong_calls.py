@@ -140,7 +140,7 @@ CASES = {
     ),
     "prompts is {'role': 'user'}; expected a list of texts": lambda: xf.TextGenerator.token_ids(None, {"role": "user"}),
     "with has_aux, expected (value, auxiliary output)": lambda: xf.grad(lambda x: x[0], has_aux=True)(ONES),
-    "quantize is 'int4'; expected 'int8' or 'bfloat16'": lambda: xf.load_pretrained(LLAMA, quantize="int4"),
+    "quantize is 'x'; expected 'int8', 'bfloat16' or 'int8_inputs'": lambda: xf.load_pretrained(LLAMA, quantize="x"),
     "unknown argument 'torch_dtype'; did you mean 'dtype'?": lambda: xf.load_pretrained(LLAMA, torch_dtype="float32"),
     "pack is 'no'; expected True or False": lambda: xf.load_pretrained(LLAMA, pack="no"),
     "start is array([0, 1]); expected an integer": lambda: xf.masks.sliding_window(3, size=2, start=np.arange(2)),

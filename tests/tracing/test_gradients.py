@@ -35,6 +35,7 @@ WITHOUT_DERIVATIVE = {
     "muon",
     "sgd",
     "BlockWeight",
+    "PackedBlocks",
     "PackedWeight",
     "QuantizedWeight",
     "top_k",

@@ -194,7 +194,8 @@ def _check_model(model: Any) -> None:
         is_frozen_model = any(is_floating(array.dtype) for array in leaves)
         problem = "are frozen: use xformer.unfreeze" if is_frozen_model else "have dtypes of integers or booleans"
         raise ConfigError(f"all arrays of the model {problem}; expected at least one parameter, a floating array")
-    if any(isinstance(weight, PackedWeight | PackedBlocks) for weight in inference_weights(model)):
+    packed = [weight for weight in inference_weights(model) if weight.is_packed]  # blocks have a derivative of inputs
+    if any(isinstance(weight, PackedWeight | PackedBlocks) or not is_frozen(weight) for weight in packed):
         raise ConfigError("the model is packed for inference; train model.unpack()")
 
 
