@@ -154,7 +154,7 @@ def check_setup(words: list[str]) -> None:
     assert words[:2] == ["python3", "-m"], words
     if words[2] == "pip":
         assert words[3] == "install"
-        extras = re.fullmatch(r"\.\[(.*)\]", words[4])
+        extras = re.fullmatch(r"(?:\.|array-transformers)\[(.*)\](?: @ git\+URL)?", words[4])
         assert words[4:] in (["."], ["nox"]) or (extras and set(extras[1].split(",")) <= set(EXTRAS))
     else:
         assert words[2:4] == ["nox", "-s"]
