@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--llama")
     parser.add_argument("--xllama")
     parser.add_argument("--seconds", type=float, default=15)
+    parser.add_argument("--servers", nargs="+", help="parts of the names of servers; default all")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     options = parser.parse_args()
     print("| clients | server | tokens/s | first token, median (ms) | 99th percentile | requests |")
@@ -86,6 +87,7 @@ def main() -> None:
     for clients in options.clients:
         servers = {"xformer": [sys.executable, "-m", "xformer", "serve", "--model", options.model, "--name", "model"]}
         servers["xformer"] += ["--port", str(PORT)]
+        servers["xformer, int8_inputs"] = [*servers["xformer"], "--quantize", "int8_inputs"]
         if options.llama:
             threads = ["--n_threads", str(os.cpu_count()), "--n_ctx", "512", "--model_alias", "model"]
             threads += ["--interrupt_requests", "false"]  # a new request would end the one before
@@ -95,6 +97,8 @@ def main() -> None:
             command = [options.xllama, "-c", LLAMA_SERVER, options.model, str(PORT), str(clients)]
             servers[f"llama-server, {clients} slots"] = command
         for name, command in servers.items():
+            if options.servers and not any(each in name for each in options.servers):
+                continue
             with server(command):
                 speed, median, late, number = load(options.guidellm, options.tokenizer, clients, options.seconds)
             print(f"| {clients} | {name} | {speed:.0f} | {median:.0f} | {late:.0f} | {number} |", flush=True)
