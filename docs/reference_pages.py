@@ -29,7 +29,7 @@ def with_entries(match: re.Match[str]) -> str:
 
 
 def is_documented(name: str, value: Any) -> bool:
-    """Return whether a value has documentation of its own: neither a constant nor another name of a class."""
+    """Return whether a value is documented under this name: it is neither a constant nor another name of a class."""
     return value.__name__ == name if isinstance(value, type) else callable(value) or isinstance(value, ModuleType)
 
 

@@ -143,7 +143,7 @@ def exit_code(arguments: Sequence[str]) -> int:
     try:
         arguments = list(arguments) or ["--help"]
         app = _load_app(arguments)
-        if not gc.isenabled():  # in a process of its own; nothing that has been imported becomes garbage
+        if not gc.isenabled():  # `run` has started the process; nothing that has been imported becomes garbage
             gc.freeze()
             gc.enable()
         code = app(arguments, prog_name="xformer", standalone_mode=False)

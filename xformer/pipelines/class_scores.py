@@ -1,4 +1,4 @@
-"""How well a classifier does: accuracy, F1 and the confusion matrix, or the errors of a regression."""
+"""Score a classifier: accuracy, F1 and the confusion matrix, or the errors of a regression."""
 
 from __future__ import annotations
 

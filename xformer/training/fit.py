@@ -78,7 +78,7 @@ class TrainingLoop:
         num_tokens: Number of tokens seen.
         history: The `Step` events since the loop was made or resumed.
         saved_step: Step of the last saved state, or None.
-        best_step: Step of the best validated model, or None if it is not kept, or there is none yet.
+        best_step: Step of the best validated model, or None if it is not kept, or before the first validation.
         save_best: Writes the best model to `run_dir`.
         is_incomplete: A signal, or the end of the batches, ended training before its last step.
     """
