@@ -17,7 +17,7 @@ from xformer.models import Transformer, TransformerConfig
 from xformer.random import Rng
 from xformer.threads import blas_threads
 from xformer.training.data_parallel import data_parallel, default_num_workers, is_numpy
-from xformer.training.jitted_step import JittedStep
+from xformer.training.jitted_step import JittedStep, is_slower
 from xformer.training.loss import translation_loss
 from xformer.training.optimizers import Adam
 from xformer.training.precision import autocast
@@ -72,7 +72,7 @@ def build(settings: dict[str, Any]) -> Computation:
     max_grad_norm = math.inf if settings["max_grad_norm"] is None else settings["max_grad_norm"]
     batches = [Batch.make(pairs, rows, xp=xp) for rows in settings["batches"]]
 
-    jit = settings.get("jit", is_numpy(model) or xp.graph_capture() is not None)
+    jit = settings.get("jit", (is_numpy(model) or xp.graph_capture() is not None) and not is_slower(model))
     plain = functools.partial(train_step, donate=True, value_and_grad=data_parallel(num_workers))
     make_step = JittedStep(num_workers) if jit else plain
 

@@ -14,7 +14,7 @@ from xformer import Linear, Transformer, TransformerConfig, fit, native, record,
 from xformer.backends import array_namespace, from_host, to_host
 from xformer.errors import JitError
 from xformer.ops import cross_entropy
-from xformer.training import SGD, Adafactor, Adam, AdamW, Muon
+from xformer.training import SGD, Adafactor, Adam, AdamW, Muon, jitted_step
 from xformer.tree import flatten
 
 CONFIG = TransformerConfig(source_vocab_size=13, target_vocab_size=11, d_model=8, num_heads=2, d_ff=12,
@@ -72,6 +72,13 @@ def test_the_gradient_for_other_optimizers_is_a_program(optimizer):
     actual, num_calls = train(True, optimizer=optimizer)
     assert actual == train(False, optimizer=optimizer)[0]
     assert num_calls == 2  # called, traced
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(10, 8), (10**6, 2)])
+def test_large_models_are_no_programs_on_numpy(monkeypatch, caplog, limit, expected):
+    monkeypatch.setattr(jitted_step, "_MAX_PARAMETERS", limit)
+    actual, num_calls = train(True)
+    assert (actual, num_calls, caplog.messages) == (train(False)[0], expected, [])
 
 
 @pytest.mark.skipif(not native.is_available(), reason="updates in place require the native library")

@@ -31,7 +31,7 @@ from xformer.training.data_parallel import data_parallel as parallel_value_and_g
 from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step, Validation
 from xformer.training.inputs import Batches, BatchStream, FitConfig, check_inputs, rate_of, steps_of_one_pass, tokens_of
 from xformer.training.interrupt import Stopped, stop_on_signals
-from xformer.training.jitted_step import JittedStep
+from xformer.training.jitted_step import JittedStep, is_slower
 from xformer.training.optimizers import Optimizer
 from xformer.training.precision import GradScaler, autocast, check_precision
 from xformer.training.schedules import Schedule, as_schedule
@@ -139,7 +139,7 @@ class TrainingLoop:
         self._autocast_loss, self._scaler = autocast(config.precision, loss_fn), GradScaler.init(config.precision)
         uses_jit = array_namespace(first_array(model)).graph_capture() is not None if jit is None else jit
         ranks = self.num_workers, self.communicator
-        self.jitted_step = JittedStep(*ranks, is_default=jit is None) if uses_jit else None
+        self.jitted_step = JittedStep(*ranks, is_default=jit is None) if uses_jit and not is_slower(model) else None
         self._train_step = self.jitted_step or partial(
             train_step, donate=True, value_and_grad=parallel_value_and_grad(self.num_workers, communicator=communicator)
         )
@@ -469,8 +469,9 @@ def fit(model: T, loss_fn: Loss[T, S], batches: Batches[S], **options: Any) -> t
             default `batch.num_tokens`, or 1 for batches without it, whose loss should be a mean.
         jit: Whether to trace `loss_fn` by `xformer.jit` for batches whose shapes repeat, which makes small models
             faster on NumPy, and all on CuPy, whose steps become CUDA graphs. It must then be pure, since later batches
-            run none of its Python code. If it has no effect, a warning says so. Default: on CuPy, unless the loss
-            cannot be traced.
+            run none of its Python code. If it has no effect, a warning says so; on NumPy, models of more than 16
+            million trainable parameters are faster without it, and run so. Default: on CuPy, unless the loss cannot be
+            traced.
         save_every_minutes: Minutes between saves of the state.
 
     Returns:

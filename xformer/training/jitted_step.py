@@ -22,10 +22,14 @@ from xformer.tracing.tracer import Tracer
 from xformer.training.data_parallel import can_split, data_parallel, differentiate, is_numpy, sharded
 from xformer.training.optimizers import SGD, Adam, AdamW
 from xformer.training.step import StepResult, train_step
-from xformer.tree import Module, first_array, flatten
+from xformer.tree import Module, first_array, flatten, flatten_parameters
 
-# Larger models become no faster on NumPy.
-_MAX_ELEMENTS = 2**24
+_MAX_PARAMETERS = 2**24
+
+
+def is_slower(model: Any) -> bool:
+    """Return whether the steps of a model are no faster as programs, and need more memory: large ones on NumPy."""
+    return is_numpy(model) and sum(leaf.size for leaf in flatten_parameters(model)[0]) > _MAX_PARAMETERS
 
 
 class JittedStep:
@@ -34,8 +38,8 @@ class JittedStep:
     On CuPy a step is one CUDA graph, launched without host overhead. On NumPy, it helps small models.
 
     The model and the state are updated in place, and the numbers that change are arrays, so that one program serves
-    all steps whose batches have the same shapes. For batches that are split, large models on NumPy, other libraries,
-    and other optimizers than Adam, AdamW and SGD, only the loss and its gradient are a program.
+    all steps whose batches have the same shapes. For batches that are split, other libraries, and other optimizers than
+    Adam, AdamW and SGD, only the loss and its gradient are a program.
 
     Args:
         num_workers: Number of shards of a batch.
@@ -50,7 +54,6 @@ class JittedStep:
         self._is_default = is_default
         self._num_workers, self._communicator, self._value_and_grad = num_workers, communicator, data_parallel(1)
         self.refusal: str | None = None
-        self._model: Any = None  # of the last step
         self._state: Any = None  # its arrays, of that step
         self._step = jit_repeated(_step_in_place, donate_argnums=(0, 1))
         self._gradient = jit_repeated(differentiate)
@@ -119,9 +122,8 @@ class JittedStep:
         like = first_array(model)
         xp = array_namespace(like)
         is_sharded = self._num_workers > 1 and any(map(can_split, batches))
-        if self._model is not model:
-            self._model, self._can_trace = model, _can_trace(model)
-        if is_sharded or type(optimizer) not in (Adam, AdamW, SGD) or not self._can_trace:
+        can_trace = xp.name == "numpy" or xp.graph_capture() is not None
+        if is_sharded or type(optimizer) not in (Adam, AdamW, SGD) or not can_trace:
             options |= {"learning_rate": learning_rate, "num_tokens": num_tokens, "value_and_grad": self._sharded}
             result = train_step(model, state, batches, rng, donate=True, **options)
             if compiler(xp) is None:
@@ -136,13 +138,6 @@ class JittedStep:
             self._state = arrays  # the same tuple in each step, which jit then knows
         loss, grad_norm = self._step(model, self._state, batches, rng, numbers, **options)
         return StepResult(model, state._replace(step=state.step + 1), loss, grad_norm)
-
-
-def _can_trace(model: Any) -> bool:
-    leaves = flatten(model)[0]
-    if is_numpy(model):
-        return sum(leaf.size for leaf in leaves) <= _MAX_ELEMENTS
-    return array_namespace(leaves[0]).graph_capture() is not None
 
 
 def _step_in_place(model: Any, state: Any, batches: Any, rng: Any, numbers: Any, **options: Any) -> tuple[Any, Any]:
