@@ -678,7 +678,7 @@ def test_openapi_has_the_limits_of_the_server(client):
 def test_openapi_describes_every_path(client):
     described = client.get("/openapi.json")["paths"]
     served = {route.path for route in client.app.app.routes if hasattr(route, "methods")}
-    assert set(described) == served - {"/", "/docs", "/openapi.json", "/tutorial/{page}.md"}
+    assert set(described) == served - {"/", "/docs", "/openapi.json", "/pages/{page:path}.md"}
     assert client.send("GET", "/docs")[0] == 200
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urljoin
 from xml.etree import ElementTree
 
 import pytest
@@ -24,7 +24,7 @@ from xformer.data.demo_tasks import numbers_task
 STATIC = Path(xformer.__file__).parent / "serve" / "static"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARGUMENTS = ["--no-sandbox", "--headless=new", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
-PAGES = {"index.html", "docs.html", "tutorial.html"}
+PAGES = {"index.html", "docs.html", "page.html"}
 TEXT = "two hundred and seven"
 RECIPE = """
 [model]
@@ -71,7 +71,7 @@ def test_colors_of_both_schemes_have_enough_contrast() -> None:
 def test_the_page_has_no_inline_code_and_loads_only_its_own_files() -> None:
     page = "".join((STATIC / name).read_text(encoding="utf-8") for name in PAGES)
     assert not re.search(r"<style|\bstyle=|\bon\w+=|<script(?![^>]*\bsrc=)", page)
-    names = [name.removeprefix("../") for name in re.findall(r'(?:src|href)="(?!#)([^"]*)"', page)]
+    names = [name.removeprefix("/") for name in re.findall(r'(?:src|href)="(?!#)([^"]*)"', page)]
     for script in STATIC.glob("*.js"):
         names += [f"static/{name[2:]}" for name in re.findall(r'from "([^"]*)"', script.read_text(encoding="utf-8"))]
     files = {path.name for path in STATIC.iterdir()} - PAGES
@@ -88,12 +88,15 @@ def test_each_tab_names_a_page_of_the_tutorial_that_the_server_shows() -> None:
     assert len(tabs) == 8
     client = testclient.TestClient(create_app([], ServeConfig(token="secret-token")), base_url="http://localhost")
     for _, page in tabs:
-        answer = client.get(f"/tutorial/{page}.md")  # a link sends no token
+        answer = client.get(f"/pages/tutorial/{page}.md")  # a link sends no token
         assert answer.status_code == 200
         assert f"<h1>{page.split('-')[0]} " in answer.text
-        figure = re.findall(r'src="(figures/[^"]+)"', answer.text)[0]
-        assert client.get(f"/tutorial/{figure}").headers["content-type"] == "image/svg+xml"
-    assert client.get("/tutorial/14-magic.md").status_code == 404
+        links = {link for link in re.findall(r'(?:src|href)="([^"#]+)', answer.text) if "://" not in link}
+        assert any(link.endswith(".svg") for link in links)
+        for link in links:
+            assert client.get(urljoin(f"/pages/tutorial/{page}.md", link)).status_code == 200, (page, link)
+    for name in ("tutorial/14-magic", "%2e%2e/README", "%2e%2e%2fREADME"):
+        assert client.get(f"/pages/{name}.md").status_code == 404
 
 
 def evaluate(script: str) -> Any:

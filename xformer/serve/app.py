@@ -25,7 +25,7 @@ from xformer.serve.models import ServedModel, Server
 from xformer.serve.routes import ROUTES, STATIC, Receive, Send, error_response, openapi, starlette_route
 from xformer.text.extras import require
 
-_TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"  # of a clone
+_PAGES = Path(__file__).parents[2] / "docs"  # of a clone
 _WILDCARDS = ("0.0.0.0", "::", "")
 _PUBLIC_PATHS = ("/", "/health", "/openapi.json", "/docs", "/favicon.ico")
 _HEADERS = {
@@ -80,7 +80,7 @@ class Guard:
                 return JobError(f"client {client[0]} is another machine; expected a server with a token", 403, "client")
             return None
         path = scope["path"]
-        if path not in _PUBLIC_PATHS and not path.startswith(("/static/", "/tutorial/")):
+        if path not in _PUBLIC_PATHS and not path.startswith(("/static/", "/pages/")):
             scheme, _, token = headers.get("authorization", "").partition(" ")
             expected = self.config.token.encode()
             if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode("latin-1"), expected):
@@ -124,20 +124,20 @@ def create_app(models: Sequence[ServedModel], config: ServeConfig | None = None)
     async def docs(request: Request) -> Response:
         return FileResponse(STATIC / "docs.html")
 
-    async def tutorial(request: Request) -> Response:
-        path = _TUTORIAL / f"{request.path_params['page']}.md"
-        if not path.is_file():
-            raise HTTPException(404, "the page is not installed; docs/tutorial of the repository has the tutorial")
-        text = require("markdown_it").MarkdownIt().enable("table").render(path.read_text(encoding="utf-8"))
-        return HTMLResponse((STATIC / "tutorial.html").read_text(encoding="utf-8").replace("{}", text))
+    async def page(request: Request) -> Response:
+        path, found = pages.lookup_path(f"{request.path_params['page']}.md")
+        if not found:
+            raise HTTPException(404, "the page is not installed; the folder docs of the repository has it")
+        text = require("markdown_it").MarkdownIt().enable("table").render(Path(path).read_text(encoding="utf-8"))
+        return HTMLResponse((STATIC / "page.html").read_text(encoding="utf-8").replace("{}", text))
 
     async def description(request: Request) -> Response:
         return JSONResponse(openapi(server.config.max_tokens))
 
     routes: list[Any] = [Route("/", index), Route("/docs", docs), Route("/openapi.json", description)]
     routes += [starlette_route(route, server) for route in ROUTES]
-    pages = StaticFiles(directory=_TUTORIAL, check_dir=False)
-    routes += [Route("/tutorial/{page}.md", tutorial), Mount("/tutorial", pages)]
+    pages = StaticFiles(directory=_PAGES, check_dir=False)
+    routes += [Route("/pages/{page:path}.md", page), Mount("/pages", pages)]
     routes.append(Mount("/static", StaticFiles(directory=STATIC)))
     handlers: Any = {HTTPException: on_error, Exception: on_error}
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)

@@ -180,7 +180,7 @@ export async function layers(model, result, index, { lens = false, signal = null
 }
 
 /** Where the pages of the tutorial are; null if they are not installed. */
-export const tutorial = (await fetch("tutorial/index.md", { method: "HEAD" })).ok ? "tutorial/" : null;
+export const tutorial = (await fetch("pages/tutorial/index.md", { method: "HEAD" })).ok ? "pages/tutorial/" : null;
 
 /** Whether requests may have `attention_rows`. */
 export const changesAttention = true;

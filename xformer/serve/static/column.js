@@ -74,7 +74,7 @@ export class Column {
     this.request = [text, options, forced];
     this.clear();
     this.signal = signal;
-    this.source = new TokenRow("Source");
+    this.source = new TokenRow(this.model.isEncoderDecoder ? "Source" : "Prompt");
     this.row = new TokenRow(this.model.generates ? "Output" : "Text", (index) => this.select(index));
     this.nbest = html("div", { class: "nbest" });
     this.peek = html("p", { class: "peek" });
@@ -229,8 +229,10 @@ export class Column {
     if (!this.tab) return this.panel.replaceChildren();
     const [, draw, sentence, page] = TABS[this.tab];
     const [part, ...topic] = page.split("-");
-    const link = html("a", { href: `${this.api.tutorial}${page}.md`, target: "_blank" }, `Part ${part} of the tutorial: ${topic.join(" ")}`);
-    const intro = html("p", { class: "intro" }, sentence, ...(this.api.tutorial ? [" ", link] : []));
+    const name = `Part ${part} of the tutorial: ${topic.join(" ")}`;
+    const link = html("a", { href: `${this.api.tutorial}${page}.md`, target: "_blank" }, name);
+    const more = this.api.tutorial ? link : `${name} (docs/tutorial/${page}.md in the repository of xformer).`;
+    const intro = html("p", { class: "intro" }, sentence, " ", more);
     const show = (...children) => drawing === this.drawing && this.panel.replaceChildren(intro, ...children);
     if (!this.result && this.tab !== "training") {
       if (this.running) return show(html("p", { class: "empty" }, "Running …"));

@@ -37,7 +37,7 @@ export function thumbnail(weights, maximum) {
 export function heatMap({ weights, rows, columns, title, maximum = 1, ringed = false, letters = 13, onhover = () => {}, onpick = () => {} }) {
   const texts = (labels) => labels.map((text) => shorten(visible(text), letters));
   const space = (labels) => 20 + 7 * Math.max(...texts(labels).map((text) => text.length));
-  const [left, top] = [Math.max(60, space(rows)), Math.max(60, 0.85 * space(columns))];
+  const [left, top] = [Math.max(60, space(rows)), Math.max(60, 0.92 * space(columns))];
   const size = Math.max(14, Math.min(30, Math.floor(560 / Math.max(rows.length, columns.length))));
   // The slanted label of the last column extends to the right.
   const [width, height] = [left + columns.length * size + Math.ceil(0.5 * space(columns)), top + rows.length * size + 22];
@@ -58,7 +58,7 @@ export function heatMap({ weights, rows, columns, title, maximum = 1, ringed = f
     },
     texts(columns).map((text, x) => {
       const [cx, cy] = [left + (x + 0.5) * size, top - 8];
-      return label(text, cx, cy, { transform: `rotate(-55 ${cx} ${cy})`, "data-column": x });
+      return label(text, cx, cy, { transform: `rotate(-65 ${cx} ${cy})`, "data-column": x });
     }),
     texts(rows).map((text, y) => label(text, left - 8, top + (y + 0.5) * size + 4, { "text-anchor": "end", "data-row": y })),
     svg("g", { transform: `translate(${left} ${top})` },
