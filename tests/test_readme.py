@@ -38,6 +38,7 @@ PYTHON = re.compile(r"^( *)```python(?: title=\"(.*?)\")?\n(.*?)^ *```$", flags=
 # Blocks that need a server, an export, a tokenizer with all characters, a GPU, or large packages.
 NEEDS_MORE = (
     "OpenAI(",
+    "import ctranslate2",
     "client.",
     "quantize_dynamic",
     "Grammar(",
@@ -207,8 +208,8 @@ def test_blocks_of_pages_run(page: Path, folder: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(threads, "_requested", None)
-    if not (folder / "run").exists():
-        shutil.copytree("opus-mt-de-en", "run")
+    for name in ("run", "xformer-demo"):
+        shutil.copytree("opus-mt-de-en", name, dirs_exist_ok=True)
     shutil.copy("test.de", "news.de")
     names: dict[str, object] = {"__name__": "__main__"}
     for _, file, text in PYTHON.findall(page.read_text(encoding="utf-8")):
