@@ -88,7 +88,7 @@ def test_a_workload_that_fails_keeps_the_results_of_the_others(xformer, monkeypa
     [
         (["atention"], "the suite is 'atention'; expected one of attention"),
         (["attention", "--backend", "numpy", "--backend", "numpy"], "--backend numpy is given twice"),
-        (["attention", "--peer", "keras"], "--peer is 'keras'; expected torch.nn or textbook NumPy"),
+        (["attention", "--peer", "keras"], "--peer is 'keras'; expected one of torch.nn, textbook NumPy"),
         (["attention", "--sweep", "size=1,2"], "--sweep is 'size=1,2'; expected an axis and two or more sizes"),
         (["attention", "--sweep", "length=8"], "--sweep is 'length=8'; expected an axis and two or more sizes"),
         (["attention", "--batch", "0"], "--batch is 0; expected an integer of at least 1"),

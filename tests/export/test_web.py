@@ -110,7 +110,7 @@ def test_the_page_has_the_functions_that_the_explorer_calls() -> None:
     ("options", "message"),
     [
         ({"runtime": "/nowhere"}, r"/nowhere/node_modules/onnx.* is missing; run: npm install onnxruntime-web @hugg.*"),
-        ({"quantization": "int4"}, "quantization is 'int4'; expected 'float32' or 'int8'"),
+        ({"quantization": "int4"}, "quantization is 'int4'; expected one of float32, int8"),
     ],
 )
 def test_wrong_calls(llama: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:  # noqa: F811

@@ -167,7 +167,7 @@ for model in ("bpe", "characters", "words"):
 def test_wrong_arguments_of_training_are_refused():
     small = ["abcde edcba"]
     for lines, size, options, error, message in (
-        (LINES, 200, {"model": "wordpiece"}, ConfigError, "tokenizer model is 'wordpiece'; expected one of: bpe, cha"),
+        (LINES, 200, {"model": "wordpiece"}, ConfigError, "tokenizer model is 'wordpiece'; expected one of bpe, cha"),
         (LINES, 200, {"unicode_form": "nfc"}, ConfigError, "the Unicode form is 'nfc'; expected one of: NFC, NFKC"),
         (LINES, 4, {}, ConfigError, "^vocab_size is 4; expected more than the 4 special tokens$"),
         (LINES, 5, {"separator": True}, ConfigError, "^vocab_size is 5; expected more than the 5 special tokens$"),

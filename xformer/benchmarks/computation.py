@@ -19,10 +19,6 @@ _EAGER = ("numpy", "cupy", "torch", "array_api_strict")
 _COMPILERS = {"jax": ("jax", "jit", "block_until_ready"), "mlx": ("mlx.core", "compile", "eval")}
 
 
-def _no_fingerprint(result: Any) -> list[Any]:
-    return []
-
-
 @dataclass(frozen=True)
 class Computation:
     """A computation that can be repeated.
@@ -36,7 +32,7 @@ class Computation:
     """
 
     step: Callable[[int], Any]
-    fingerprint: Callable[[Any], list[Any]] = _no_fingerprint
+    fingerprint: Callable[[Any], list[Any]] = lambda result: []
     metadata: dict[str, Any] = field(default_factory=dict)
     context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     wait: Callable[[Any], None] | None = None

@@ -108,15 +108,9 @@ class Implementation:
         self.seconds: list[float] = []
         self.synchronous_seconds: list[float] = []  # on a GPU: of a single step, including the wait for its result
         self.peak_bytes: int | None = None
-        self._send(
-            {
-                "factory": spec.factory,
-                "settings": {**workload.settings, **spec.settings},
-                "threads": threads,
-                "warmup_steps": workload.warmup_steps,
-                "min_seconds": _MIN_SECONDS if len(workload.tokens) == 1 else 0.0,
-            }
-        )
+        request = {"factory": spec.factory, "settings": {**workload.settings, **spec.settings}, "threads": threads}
+        least = _MIN_SECONDS if len(workload.tokens) == 1 else 0.0
+        self._send({**request, "warmup_steps": workload.warmup_steps, "min_seconds": least})
 
     def wait(self) -> None:
         """Block until the warm-up steps are done."""
@@ -230,10 +224,7 @@ class InterleavedBenchmark:
 
 def quartiles(values: Sequence[float]) -> list[float]:
     """Return the first and the third quartile; for a single value, that value twice."""
-    if len(values) < 2:
-        return [values[0], values[0]]
-    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
-    return [first, third]
+    return [float(value) for value in np.quantile(values, (0.25, 0.75))]
 
 
 @contextlib.contextmanager

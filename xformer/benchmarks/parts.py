@@ -66,26 +66,10 @@ def _tokens(settings: Settings) -> int:
 
 
 def _config(settings: Settings) -> TransformerConfig:
-    d_model, size, layers = _d_model(settings), settings["vocabulary"], settings["layers"]
-    return TransformerConfig(
-        source_vocab_size=size,
-        target_vocab_size=size,
-        d_model=d_model,
-        num_heads=settings["heads"],
-        d_ff=4 * d_model,
-        num_encoder_layers=layers,
-        num_decoder_layers=layers,
-        dropout=0.0,
-    )
-
-
-def _moved(backend: Backend, make: Callable[[Initializer], Any]) -> Any:
-    """Make a module, or a tuple of them, on NumPy and move it to the library."""
-    made = make(Initializer("numpy"))
-    if backend.name == "numpy" and backend.dtype == "float32":
-        return made
-    moved = [module.to(backend.xp, dtype=backend.dtype) for module in (made if isinstance(made, tuple) else (made,))]
-    return tuple(moved) if isinstance(made, tuple) else moved[0]
+    sizes: Settings = dict.fromkeys(("source_vocab_size", "target_vocab_size"), settings["vocabulary"])
+    sizes |= dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), settings["layers"])
+    d_model = _d_model(settings)
+    return TransformerConfig(d_model=d_model, num_heads=settings["heads"], d_ff=4 * d_model, dropout=0.0, **sizes)
 
 
 def _model(settings: Settings, backend: Backend) -> Transformer:
@@ -97,32 +81,28 @@ def _ids(settings: Settings, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(_IDS, settings["vocabulary"], shape)
 
 
-def _feed_forward(settings: Settings, backend: Backend) -> Any:
-    d_model = _d_model(settings)
-    module = _moved(backend, lambda init: FeedForward(d_model, 4 * d_model, init=init))
-    return (lambda module, x: module(x)), (module, backend.array(_features(settings)))
+def _layers(make: Callable[[Settings, Initializer], Sequence[Any]], num_inputs: int = 1) -> Callable[..., Any]:
+    """Return the function that makes layers, each of which gets the output of the one before and the other inputs."""
 
-
-def _norm(settings: Settings, backend: Backend) -> Any:
-    module = _moved(backend, lambda init: LayerNorm(_d_model(settings), init=init))
-    return (lambda module, x: module(x)), (module, backend.array(_features(settings)))
-
-
-def _stack(kind: str, num_inputs: int) -> Callable[[Settings, Backend], tuple[Function, tuple[Any, ...]]]:
-    """Return the function that makes a stack of layers of an encoder or a decoder; all get the inputs but the first."""
-
-    def make(settings: Settings, backend: Backend) -> Any:
-        config, numbers = _config(settings), range(settings["layers"])
-        layers = _moved(
-            backend, lambda init: tuple([getattr(LayerFactory(config, init), f"{kind}_layer")(i) for i in numbers])
-        )
+    def part(settings: Settings, backend: Backend) -> Any:
+        layers = tuple(make(settings, Initializer("numpy")))
+        if (backend.name, backend.dtype) != ("numpy", "float32"):
+            layers = tuple([layer.to(backend.xp, dtype=backend.dtype) for layer in layers])
 
         def apply(layers: Any, x: Any, *memory: Any) -> Any:
             return functools.reduce(lambda x, layer: layer(x, *memory), layers, x)
 
         return apply, (layers, *(backend.array(_features(settings, seed)) for seed in range(num_inputs)))
 
-    return make
+    return part
+
+
+def _feed_forward(settings: Settings, init: Initializer) -> list[Any]:
+    return [FeedForward(_d_model(settings), 4 * _d_model(settings), init=init)]
+
+
+def _stack(kind: str, settings: Settings, init: Initializer) -> list[Any]:
+    return [getattr(LayerFactory(_config(settings), init), f"{kind}_layer")(i) for i in range(settings["layers"])]
 
 
 def _whole_model(settings: Settings, backend: Backend) -> Any:
@@ -164,10 +144,12 @@ def _model_flops(settings: Settings) -> int:
 
 
 PARTS = {
-    "feed-forward": Part(_feed_forward, lambda s: _layer_flops(s, products=8, scores=0)),
-    "norm": Part(_norm, lambda s: 0),
-    "encoder": Part(_stack("encoder", 1), lambda s: s["layers"] * _layer_flops(s)),
-    "decoder": Part(_stack("decoder", 2), lambda s: s["layers"] * _layer_flops(s, products=16, scores=8)),
+    "feed-forward": Part(_layers(_feed_forward), lambda s: _layer_flops(s, products=8, scores=0)),
+    "norm": Part(_layers(lambda s, init: [LayerNorm(_d_model(s), init=init)]), lambda s: 0),
+    "encoder": Part(_layers(functools.partial(_stack, "encoder")), lambda s: s["layers"] * _layer_flops(s)),
+    "decoder": Part(
+        _layers(functools.partial(_stack, "decoder"), 2), lambda s: s["layers"] * _layer_flops(s, products=16, scores=8)
+    ),
     "model": Part(_whole_model, _model_flops),
     "train-step": Part(_train_step, lambda s: 3 * _model_flops(s), has_backward=False),
     "decode": Part(_decode, lambda s: 0, has_backward=False),
@@ -175,20 +157,9 @@ PARTS = {
 NAMES = ("attention", "layer", *PARTS)
 FORWARD_ONLY = tuple(name for name, part in PARTS.items() if not part.has_backward)
 VARIANTS = (*NAMES, *(f"{name}, backward" for name in NAMES if name not in FORWARD_ONLY))
-AXES = ("batch", "length", "heads", "head_dim", "layers", "vocabulary")
-DEFAULTS: Settings = {
-    "batch": 8,
-    "length": 128,
-    "heads": 8,
-    "head_dim": 32,
-    "layers": 2,
-    "vocabulary": 1000,
-    "causal": False,
-    "padded": False,
-    "backward": False,
-    "jit": False,
-    "dtype": "float32",
-}
+_SIZES = {"batch": 8, "length": 128, "heads": 8, "head_dim": 32, "layers": 2, "vocabulary": 1000}
+AXES = tuple(_SIZES)
+DEFAULTS: Settings = {**_SIZES, **dict.fromkeys(("causal", "padded", "backward", "jit"), False), "dtype": "float32"}
 
 
 def workload(settings: Settings) -> Workload:
@@ -272,15 +243,15 @@ def build(settings: Settings) -> Computation:
 
 
 def _own(settings: Settings) -> tuple[Any, list[Any], Any]:
-    """Return the module of a part on NumPy, or None for attention, its inputs, and the gradient of its output."""
+    """Return the layers of a part on NumPy, none for attention, its inputs, and the gradient of its output."""
     if settings["part"] in PARTS:
-        _, (module, *inputs) = PARTS[settings["part"]].make({**settings, "dtype": "float32"}, Backend("numpy"))
-        return module, inputs, attention.output_gradient(inputs[0].shape)
+        _, (layers, *inputs) = PARTS[settings["part"]].make({**settings, "dtype": "float32"}, Backend("numpy"))
+        return layers, inputs, attention.output_gradient(inputs[0].shape)
     given = attention.make_inputs({**settings, "layer": settings["part"] == "layer"})
     if settings["part"] == "layer":
-        d_model, heads = _d_model(settings), settings["heads"]
-        return MultiHeadAttention(d_model, heads, init=Initializer("numpy")), [given["x"]], given["gradient"]
-    return None, [given[name] for name in ("query", "key", "value")], given["gradient"]
+        layer = MultiHeadAttention(_d_model(settings), settings["heads"], init=Initializer("numpy"))
+        return (layer,), [given["x"]], given["gradient"]
+    return (), [given[name] for name in ("query", "key", "value")], given["gradient"]
 
 
 def build_torch(settings: Settings) -> Computation:
@@ -292,26 +263,23 @@ def build_torch(settings: Settings) -> Computation:
     if settings["padded"]:
         raise BackendError("the peers have no padding")
 
-    def linear_pair() -> Any:
-        return nn.Sequential(nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, d_model))
-
     make: dict[str, Callable[[], Any]] = {
-        "attention": lambda: None,
+        "attention": nn.Identity,
         "layer": lambda: nn.MultiheadAttention(d_model, heads, batch_first=True),
         "norm": lambda: nn.LayerNorm(d_model),
-        "feed-forward": linear_pair,
+        "feed-forward": lambda: nn.Sequential(
+            nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, d_model)
+        ),
         "encoder": lambda: nn.TransformerEncoder(
             nn.TransformerEncoderLayer(d_model, heads, **options), settings["layers"], enable_nested_tensor=False
         ),
     }
-    module: Any = make[settings["part"]]()
     dtype = getattr(torch, settings["dtype"])
     tensors = [torch.from_numpy(x).to(dtype).requires_grad_(settings["backward"]) for x in inputs]
-    if module is not None:
-        module = module.to(dtype).train(settings["backward"])
-        with torch.no_grad():
-            for theirs, array in zip(module.parameters(), _as_in_torch(own), strict=True):
-                theirs.copy_(torch.from_numpy(np.ascontiguousarray(array)))
+    module: Any = make[settings["part"]]().to(dtype).train(settings["backward"])
+    with torch.no_grad():
+        for theirs, array in zip(module.parameters(), _as_in_torch(own), strict=True):
+            theirs.copy_(torch.from_numpy(np.ascontiguousarray(array)))
     mask = nn.Transformer.generate_square_subsequent_mask(settings["length"], dtype=dtype) if causal else None
 
     def forward() -> Any:
@@ -326,19 +294,16 @@ def build_torch(settings: Settings) -> Computation:
             with torch.inference_mode():
                 return [forward().float().numpy()]
         output = forward()
-        weights = list(module.parameters()) if module is not None else []
-        slopes = torch.autograd.grad(output, [*weights, *tensors], torch.from_numpy(gradient).to(dtype))
+        slopes = torch.autograd.grad(output, [*module.parameters(), *tensors], torch.from_numpy(gradient).to(dtype))
         return [output.detach().float().numpy(), *(x.float().numpy() for x in slopes)]
 
     compare = fingerprint if settings["part"] == "attention" else attention.layer_fingerprint
     return Computation(step, compare)
 
 
-def _as_in_torch(module: Any) -> Iterator[Any]:
+def _as_in_torch(layers: Sequence[Any]) -> Iterator[Any]:
     """Yield parameters in the order of torch.nn: transposed, those of queries, keys and values as one."""
-    named = list(module.named_arrays()) if hasattr(module, "named_arrays") else [
-        (name, array) for layer in module for name, array in layer.named_arrays()
-    ]  # fmt: skip
+    named = [pair for layer in layers for pair in layer.named_arrays()]
     for i, (name, array) in enumerate(named):
         kind, _, what = name.rpartition(".")
         if kind.endswith("query"):
@@ -349,7 +314,8 @@ def _as_in_torch(module: Any) -> Iterator[Any]:
 
 def build_textbook(settings: Settings) -> Computation:
     """Build a forward pass of a part in plain NumPy, as textbooks write it."""
-    own, inputs, _ = _own(settings)
+    layers, inputs, _ = _own(settings)
+    own: Any = layers[0] if layers else None
     if settings["backward"] or settings["padded"] or settings["dtype"] != "float32":
         raise BackendError("the textbook has forward passes in float32 without padding")
 

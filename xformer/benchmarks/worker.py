@@ -35,8 +35,10 @@ def main() -> None:
         print(json.dumps(value), file=replies, flush=True)
 
     request = json.loads(sys.stdin.readline())
-    _prefer_oom_kill()
-    _limit_cores(request["threads"])
+    with contextlib.suppress(OSError):  # the kernel kills this process first if memory runs out
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    if hasattr(os, "sched_setaffinity"):  # whatever numbers of threads its libraries choose
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: request["threads"]])
     disable_malloc_trim()
     module, _, function = request["factory"].partition(":")
     computation: Computation = getattr(importlib.import_module(module), function)(request["settings"])
@@ -70,20 +72,6 @@ def duration(computation: Computation, index: int, repeats: int) -> float:
     if computation.wait:
         computation.wait(result)
     return (time.perf_counter() - start) / repeats
-
-
-def _prefer_oom_kill() -> None:
-    """Ask the kernel to kill this process first if memory runs out."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-
-
-def _limit_cores(threads: int) -> None:
-    """Restrict the process to this number of cores, whatever thread counts its libraries choose."""
-    if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        if threads < len(cores):
-            os.sched_setaffinity(0, cores[:threads])
 
 
 def reset_peak_memory() -> int | None:

@@ -72,17 +72,14 @@ class _PipelineFunction:
     def __call__(self, lines: list[str], first_index: int) -> ChunkOutput:
         key = repr(self)
         with _lock:
-            if key not in _pipelines:
+            pipeline: Any = _pipelines.get(key)
+            if pipeline is None:
                 _pipelines.clear()
-                _pipelines[key] = self._load()
-            pipeline = _pipelines[key]
+                pipeline = load_pipeline(self.pipeline_type, self.model, show_progress=False, **self.loading)
+                if model_digests(self.model) != self.digests:  # another copy on another machine, or training goes on
+                    raise CheckpointError(f"{self.model} has changed since the run started; restore it, or start anew")
+                _pipelines[key] = pipeline
         return self.process(pipeline, lines, first_index, **self.arguments)
-
-    def _load(self) -> Any:
-        pipeline = load_pipeline(self.pipeline_type, self.model, show_progress=False, **self.loading)
-        if model_digests(self.model) != self.digests:  # another copy on another machine, or training goes on
-            raise CheckpointError(f"{self.model} has changed since the run started; restore it, or start a new run")
-        return pipeline
 
 
 _pipelines: dict[str, Any] = {}

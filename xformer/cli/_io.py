@@ -25,6 +25,12 @@ _BLOCK_BYTES = 65536
 WriteLines = Callable[[list[str]], None]
 
 
+def fields_of(output: Any, *names: str) -> dict[str, Any]:
+    """Return fields of an output for JSON, with rounded numbers."""
+    values = {name: getattr(output, name) for name in names}
+    return {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
+
+
 def read_all(name: str) -> list[str]:
     """Return all lines of a file, or of standard input ("-"); raises what `read_lines` raises."""
     return read_lines(name) if name != STANDARD else list(iter_lines(_stdin().buffer, STANDARD_INPUT))

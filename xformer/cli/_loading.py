@@ -19,8 +19,7 @@ def load_pipeline(
 ) -> Loaded:
     """Load a public checkpoint, or a run with a backend that is prepared for the data type of its model."""
     loader: Any = pipeline_type  # mypy takes the bound for its class
-    if is_public(directory):
-        with percent_progress("loading", visible=show_progress) as progress:
-            return loader.from_pretrained(directory, xp=open_backend(backend), progress=progress, **options)
-    training = RunDirectory(directory).read_config().get("recipe", {}).get("training", {})
-    return loader.from_pretrained(directory, xp=open_backend(backend, training.get("dtype")), **options)
+    recipe = {} if is_public(directory) else RunDirectory(directory).read_config().get("recipe", {})
+    xp = open_backend(backend, recipe.get("training", {}).get("dtype"))
+    with percent_progress("loading", visible=show_progress) as progress:
+        return loader.from_pretrained(directory, xp=xp, progress=progress, **options)

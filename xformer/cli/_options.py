@@ -7,7 +7,7 @@ import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
+from types import GenericAlias, MappingProxyType
 from typing import Annotated, Any, Literal
 
 import typer
@@ -20,15 +20,8 @@ from xformer.generation import GenerationConfig
 from xformer.native import use_reproducible_algorithms
 
 DATA, RECIPE, COMPUTING, ADVANCED = "Files", "Recipe", "Computing", "Advanced"
-_TYPES: dict[str, Any] = {
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "str": str,
-    "tuple[int, ...]": list[int],
-    "tuple[float, ...]": list[float],
-    "tuple[str, ...]": list[str],
-}
+_TYPES: dict[str, Any] = {each.__name__: each for each in (int, float, bool, str)}
+_TYPES |= {f"tuple[{each.__name__}, ...]": GenericAlias(list, each) for each in (int, float, str)}
 _BACKEND_HELP = f"Array library to compute with: {', '.join(BACKENDS)}"
 
 
@@ -45,6 +38,16 @@ def check_utf8(value: Any) -> Any:
 def value_option(name: str, metavar: str, help: str, panel: str | None = DATA, **settings: Any) -> Any:
     """Return an option with a value, which help shows as `metavar`; settings are further ones of `typer.Option`."""
     return typer.Option(name, metavar=metavar, help=help, rich_help_panel=panel, **settings)
+
+
+def flag(name: str, help: str, panel: str | None = None) -> Any:
+    """Return an option without a value."""
+    return typer.Option(name, help=help, rich_help_panel=panel)
+
+
+def argument(metavar: str, help: str) -> Any:
+    """Return an argument, whose default help does not show."""
+    return typer.Argument(metavar=metavar, help=help, show_default=False)
 
 
 def file_option(name: str, help: str, panel: str | None = DATA) -> Any:
@@ -102,7 +105,7 @@ DistributedOption = Annotated[
 _INIT_HELP = "Start from the model and the tokenizer of a public checkpoint, a GGUF file or a run."
 InitOption = Annotated[Path | None, value_option("--init", "PATH", _INIT_HELP)]
 _REPRODUCIBLE_HELP = "Give float32 on NumPy the same bits in any batch, for any number of threads and processor."
-ReproducibleOption = Annotated[bool, typer.Option("--reproducible", help=_REPRODUCIBLE_HELP, rich_help_panel=COMPUTING)]
+ReproducibleOption = Annotated[bool, flag("--reproducible", _REPRODUCIBLE_HELP, COMPUTING)]
 # Options that several commands have, with their defaults, by the parameter that receives them.
 GROUPS: dict[str, dict[str, tuple[Any, ...]]] = {
     "loading": {"backend": (BackendOption, "numpy"), "quantize": (QuantizeOption,)},
@@ -168,7 +171,9 @@ def config_options(
             if settings.get("reproducible") or values.pop("reproducible", False):
                 use_reproducible_algorithms()  # also for processes that this one starts
             if GenerationConfig in configs:
-                settings |= parse_generation_settings(values.pop("assignments"))
+                assigned = parse_assignments(values.pop("assignments"))
+                check_keys(assigned, field_names(GenerationConfig), "--set")
+                settings |= assigned
             for group in groups:
                 values[group] = {name: values.pop(name) for name in GROUPS[group]}
             return command(**({"settings": settings} if "settings" in own else {}), **values)
@@ -235,13 +240,6 @@ def parse_assignments(assignments: Sequence[str] | None) -> dict[str, Any]:
             values[name.strip()] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             values[name.strip()] = text
-    return values
-
-
-def parse_generation_settings(assignments: Sequence[str] | None) -> dict[str, Any]:
-    """Parse the values of --set for GenerationConfig; raise ConfigError for an unknown field."""
-    values = parse_assignments(assignments)
-    check_keys(values, field_names(GenerationConfig), "--set")
     return values
 
 

@@ -39,16 +39,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from xformer.backends import resolve
 from xformer.benchmarks.interleaved import DTYPES, dtype_of
 from xformer.benchmarks.machine import describe_machine, gemm_flops_per_second
-from xformer.benchmarks.parts import AXES, PEERS, SUITES, Suite
+from xformer.benchmarks.parts import AXES, PEERS, SUITES
 from xformer.benchmarks.report import format_growth, format_markdown, format_table, machine_line, make_run
 from xformer.benchmarks.run import measure
 from xformer.cli._io import check_writable
-from xformer.cli._options import config_options, option_name, value_option
+from xformer.cli._options import argument, config_options, option_name, value_option
 from xformer.cli._plots import check_plot, draw_bars, draw_growth
 from xformer.config import Config, check_count, field_names, option
 from xformer.errors import BackendError, ConfigError, check_choice
@@ -84,7 +82,7 @@ class BenchOptions(Config):
 
 @config_options(BenchOptions, names=field_names(BenchOptions))
 def bench(
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="What to measure: a name from the list above.")],
+    suite: Annotated[str, argument("SUITE", "What to measure: a name from the list above.")],
     settings: dict[str, Any],
     backend: Annotated[
         list[str] | None, value_option("--backend", "NAME", "Array library; repeat for several (default: numpy).", None)
@@ -104,7 +102,9 @@ def bench(
     )
     axis, sizes = _sweep(sweep)
     settings |= {axis: sizes} if axis else {}
-    checked = _check_suite(suite, backends, peer or [], settings, threads, quick=bool(quick))
+    check_choice("the suite", suite, SUITES)
+    checked = SUITES[suite].quick() if quick else SUITES[suite]
+    _check(backends, peer or [], settings, threads)
     if axis:  # with one size of every other axis
         checked = checked.quick()._replace(rounds=checked.rounds)
         settings = {name: value[:1] if name in AXES and name != axis else value for name, value in settings.items()}
@@ -150,24 +150,16 @@ def _sweep(text: str | None) -> tuple[str, tuple[int, ...]]:
     return axis, sizes
 
 
-def _check_suite(
-    name: str, backends: Sequence[str], peers: Sequence[str], sizes: dict[str, Any], threads: int | None, *, quick: bool
-) -> Suite:
-    """Return the suite after checking its settings, the backends and the number of threads."""
-    check_choice("the suite", name, SUITES)
+def _check(backends: Sequence[str], peers: Sequence[str], sizes: dict[str, Any], threads: int | None) -> None:
+    """Raise ConfigError for invalid libraries, peers, sizes or numbers of threads."""
     for peer in peers:
-        if peer not in PEERS:
-            raise ConfigError(f"--peer is {peer!r}; expected {' or '.join(PEERS)}")
-    suite = SUITES[name].quick() if quick else SUITES[name]
+        check_choice("--peer", peer, PEERS)
     for size, values in sizes.items():
         for value in values if size in AXES else ():
             check_count(option_name(size), value)
-    dtype = dtype_of(sizes)
-    for index, backend in enumerate(backends):
-        if backend in backends[:index]:
+    for backend in backends:
+        if backends.count(backend) > 1:
             raise ConfigError(f"--backend {backend} is given twice; expected each library once")
-        resolve(backend).dtype_named(dtype)
-    cores = num_threads()
-    if threads is not None and threads > cores:
+        resolve(backend).dtype_named(dtype_of(sizes))
+    if (threads or 1) > (cores := num_threads()):
         raise ConfigError(f"--threads is {threads}; expected at most {cores}, the threads of this process")
-    return suite

@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 
 from xformer import testing
-from xformer.cli._options import value_option
+from xformer.cli._options import argument, flag, value_option
 from xformer.errors import BackendError
 
 _GROUP_HELP = "Group of checks to run; may be repeated. Default: all but functions, derivatives and parts."
@@ -28,13 +28,11 @@ _LIMIT_HELP = "End a check after this time, as a failure."
 
 
 def check_backend(
-    module: Annotated[
-        str, typer.Argument(metavar="MODULE", help="Module with the functions of the Array API standard.")
-    ],
+    module: Annotated[str, argument("MODULE", "Module with the functions of the Array API standard.")],
     group: Annotated[list[str] | None, value_option("--group", "NAME", _GROUP_HELP, None)] = None,
     time_limit: Annotated[float, value_option("--time-limit", "SECONDS", _LIMIT_HELP, None)] = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print failures by cause as Markdown.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the report as JSON.")] = False,
+    as_markdown: Annotated[bool, flag("--markdown", "Print failures by cause as Markdown.")] = False,
 ) -> None:
     """Check an array library."""
     try:

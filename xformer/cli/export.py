@@ -45,10 +45,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from xformer.cli._console import percent_progress
-from xformer.cli._options import value_option
+from xformer.cli._options import argument, value_option
 from xformer.errors import check_choice
 from xformer.pipelines.export import FORMATS, export_run
 from xformer.runs.console import make_console
@@ -58,12 +56,8 @@ _RUNTIME_HELP = "Directory in which the npm packages of web are installed; defau
 
 
 def export(
-    directory: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Directory of the run, or a public checkpoint.", show_default=False)
-    ],
-    output: Annotated[
-        Path, typer.Argument(metavar="OUT", help="New directory to write; a file for gguf.", show_default=False)
-    ],
+    directory: Annotated[Path, argument("RUN", "Directory of the run, or a public checkpoint.")],
+    output: Annotated[Path, argument("OUT", "New directory to write; a file for gguf.")],
     target: Annotated[str, value_option("--format", "NAME", f"Format: {', '.join(FORMATS)}.", None)] = "huggingface",
     quantization: Annotated[str | None, value_option("--quantization", "TYPE", _TYPE_HELP, None)] = None,
     runtime: Annotated[Path | None, value_option("--runtime", "DIR", _RUNTIME_HELP, None)] = None,

@@ -123,8 +123,7 @@ def generate(
         loading["draft_model"] = os.path.abspath(draft_model)
     elif "num_draft_tokens" in settings:
         raise ConfigError("--num-draft-tokens is given without --draft-model; expected both")
-    arguments: dict[str, Any] = {"generation": settings, "options": options}
-    arguments |= {"chat": inputs.chat, "system": inputs.system, "as_json": inputs.json, "verbose": inputs.verbose}
+    arguments: dict[str, Any] = {"generation": settings, "options": options, "inputs": inputs.to_dict()}
     if corpus.corpus_out is not None:
         process_file(process_chunk, TextGenerator, model, source, output, corpus, loading, arguments)
         return
@@ -134,10 +133,10 @@ def generate(
     if single and shows_text and not inputs.verbose:
         options.pop("batch_tokens", None)
         if is_conversation:
-            _converse(pipeline, config, options, inputs.system)
+            _converse(pipeline, config, options, inputs)
             return
-        prompt = _to_prompt(prompts[0], inputs.chat, inputs.system)
-        _print_stream("" if inputs.chat else prompts[0], pipeline.stream(prompt, config, **options))
+        texts = pipeline.stream(_to_prompt(prompts[0], inputs), config, **options)
+        _print_stream("" if inputs.chat else prompts[0], texts)
         return
     if is_conversation:
         raise ConfigError("a conversation has one answer at a time; add --num-beams 1 --num-return-sequences 1")
@@ -160,18 +159,23 @@ def process_chunk(
     *,
     generation: dict[str, Any],
     options: dict[str, Any],
-    chat: bool,
-    system: str | None,
-    as_json: bool,
-    verbose: bool,
+    inputs: dict[str, Any],
 ) -> ChunkOutput:
     """Return the texts for consecutive prompts; of a large file, each worker calls it for its chunks."""
-    prompts = [_to_prompt(line, chat, system) for line in lines]
-    make_outputs = partial(_measured_outputs, pipeline) if verbose else pipeline.outputs
+    given = InputOptions(**inputs)
+    make_outputs = partial(_measured_outputs, pipeline) if given.verbose else pipeline.outputs
+    prompts = [_to_prompt(line, given) for line in lines]
     results = make_outputs(prompts, first_index=first_index, **options, **generation)
     written: list[str] = []
     for number, (line, outputs) in enumerate(zip(lines, results, strict=True), start=first_index):
-        written += _json_lines(number, line, outputs) if as_json else _texts(number, "" if chat else line, outputs)
+        for rank, output in enumerate(outputs, start=1):
+            if given.json:
+                entry = {"line": number + 1, "prompt": line, "rank": rank}
+                entry |= _io.fields_of(output, "log_probability", "text")
+                written.append(json.dumps(entry, ensure_ascii=False))
+            else:
+                written += [_SEPARATOR] if number or rank > 1 else []
+                written.append(output.text if given.chat else line + output.text)
     return ChunkOutput("".join(f"{line}\n" for line in written).encode())
 
 
@@ -201,26 +205,27 @@ def _measured_outputs(
     return results
 
 
-def _to_prompt(text: str, chat: bool, system: str | None) -> Prompt:
-    before = [] if system is None else [{"role": "system", "content": system}]
-    return [*before, {"role": "user", "content": text}] if chat else text
+def _to_prompt(text: str, inputs: InputOptions, before: Sequence[dict[str, str]] = ()) -> Any:
+    """Return a text, or the messages of a chat that it continues."""
+    system = [] if inputs.system is None else [{"role": "system", "content": inputs.system}]
+    return [*system, *before, {"role": "user", "content": text}] if inputs.chat else text
 
 
-def _converse(pipeline: TextGenerator, config: GenerationConfig, options: dict[str, Any], system: str | None) -> None:
+def _converse(pipeline: TextGenerator, config: GenerationConfig, options: dict[str, Any], inputs: InputOptions) -> None:
     """Answer the messages that are typed, each as a part of the whole conversation."""
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # lets input() edit and repeat lines
     console = make_console(stderr=True)
     console.print(f"type a message; {_END_OF_INPUT} ends the conversation")
-    chat = [] if system is None else [{"role": "system", "content": system}]
+    chat: list[dict[str, str]] = []
     while (text := _read_message()) is not None:
-        message = {"role": "user", "content": text}
+        messages = _to_prompt(text, inputs, chat)
         try:
-            answer = _print_stream("", pipeline.stream([*chat, message], config, **options))
+            answer = _print_stream("", pipeline.stream(messages, config, **options))
         except XformerError as error:  # such as a conversation that is longer than the context
             console.print(f"error: {error}")
         else:
-            chat += [message, {"role": "assistant", "content": answer}]
+            chat += [messages[-1], {"role": "assistant", "content": answer}]
 
 
 def _read_message() -> str | None:
@@ -260,23 +265,3 @@ def _read_prompts(prompts: list[str], source: str | None) -> Iterable[list[str]]
     if _io.is_terminal(source):
         make_console(stderr=True).print(f"type a prompt; {_END_OF_INPUT} ends the input")
     return _io.read_chunks(source) if _io.is_stream(source) else [_io.read_all(source)]
-
-
-def _texts(number: int, prompt: str, outputs: Sequence[Output]) -> Iterator[str]:
-    """Yield prompt and continuation, with a separator before every text but the first."""
-    for rank, output in enumerate(outputs):
-        if number or rank:
-            yield _SEPARATOR
-        yield prompt + output.text
-
-
-def _json_lines(number: int, prompt: str, outputs: Sequence[Output]) -> Iterator[str]:
-    for rank, output in enumerate(outputs, start=1):
-        entry = {
-            "line": number + 1,
-            "prompt": prompt,
-            "rank": rank,
-            "log_probability": round(output.log_probability, 6),
-            "text": output.text,
-        }
-        yield json.dumps(entry, ensure_ascii=False)

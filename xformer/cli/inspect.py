@@ -27,12 +27,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
 
 from xformer.benchmarks.machine import describe_machine
 from xformer.cli import _plots
-from xformer.cli._options import value_option
+from xformer.cli._options import argument, flag, value_option
 from xformer.errors import CheckpointError, ConfigError, abbreviate
 from xformer.families.checkpoint import is_public, open_checkpoint
 from xformer.families.gguf_file import GGUFFile
@@ -51,15 +50,11 @@ _MAX_ROWS = 20  # of the table of validations
 
 
 def inspect(
-    directory: Annotated[
-        Path | None, typer.Argument(metavar="MODEL", help="Directory of a run or checkpoint, or a .gguf file.")
-    ] = None,
-    tensors: Annotated[bool, typer.Option("--tensors", help="Also list every tensor.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all settings.")] = False,
+    directory: Annotated[Path | None, argument("MODEL", "Directory of a run or checkpoint, or a .gguf file.")] = None,
+    tensors: Annotated[bool, flag("--tensors", "Also list every tensor.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object with all settings.")] = False,
     plot: Annotated[Path | None, value_option("--plot", "FILE.png", _PLOT_HELP, None)] = None,
-    environment: Annotated[
-        bool, typer.Option("--environment", help="Show the machine and the libraries instead of a model.")
-    ] = False,
+    environment: Annotated[bool, flag("--environment", "Show the machine and the libraries instead.")] = False,
 ) -> None:
     """Show a run, a checkpoint, or the environment."""
     if environment:

@@ -34,11 +34,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from xformer.cli import _io
-from xformer.cli._options import file_option, value_option
-from xformer.errors import ConfigError, DataError
+from xformer.cli._options import file_option, flag, value_option
+from xformer.errors import ConfigError, DataError, check_choice
 from xformer.runs.console import make_console
 from xformer.text import Score, bleu, chrf, read_lines, rouge, ter
 from xformer.text.metrics import bleu_tokenizer
@@ -55,13 +53,9 @@ def score(
     hypothesis: Annotated[str, file_option("--hypothesis", "Lines to score; - is standard input.", None)] = "-",
     metric: Annotated[list[str] | None, value_option("--metric", "NAME", _METRIC_HELP, None)] = None,
     tokenize: Annotated[str | None, value_option("--tokenize", "NAME", _TOKENIZE_HELP, None)] = None,
-    lowercase: Annotated[
-        bool, typer.Option("--lowercase", help="Ignore case, for lowercase models; ROUGE always does.")
-    ] = False,
-    stem: Annotated[
-        bool, typer.Option("--stem", help="Compare the stems of English words (Porter), for ROUGE.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    lowercase: Annotated[bool, flag("--lowercase", "Ignore case, for lowercase models; ROUGE always does.")] = False,
+    stem: Annotated[bool, flag("--stem", "Compare the stems of English words (Porter), for ROUGE.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print one JSON object.")] = False,
 ) -> None:
     """Score translations or summaries."""
     scorers: dict[str, Callable[..., list[Score]]] = {  # in the order of the help
@@ -71,8 +65,8 @@ def score(
         "rouge": lambda *lines: rouge(*lines, use_stemmer=stem),
     }
     selected = metric or ["bleu", "chrf"]
-    if unknown := [name for name in selected if name not in (*scorers, "all")]:
-        raise ConfigError(f"--metric is {unknown[0]!r}; expected {', '.join(scorers)} or all")
+    for name in selected:
+        check_choice("--metric", name, (*scorers, "all"))
     metrics = [name for name in scorers if name in selected or "all" in selected]
     if stem and "rouge" not in metrics:
         raise ConfigError("--stem applies only to ROUGE; expected --metric rouge")
@@ -83,42 +77,29 @@ def score(
     if _io.is_terminal(hypothesis):
         make_console(stderr=True).print("type a line for each reference; Ctrl-D ends the input")
     hypotheses = _io.read_all(hypothesis)
-    _check_counts(hypothesis, hypotheses, dict(zip(reference, references, strict=True)))
+    name = _io.STANDARD_INPUT if hypothesis == _io.STANDARD else hypothesis
+    for path, lines in zip(reference, references, strict=True):
+        if len(lines) != len(hypotheses):
+            counts = f"{path} has {len(lines)} lines and {name} has {len(hypotheses)}"
+            raise DataError(f"{counts}; expected one hypothesis per reference")
     scores = [each for name in metrics for each in scorers[name](hypotheses, references)]
     num_blank = _report_blank(hypotheses)
     if as_json:
         values = {each.name: {"score": each.value, "signature": each.signature} for each in scores}
-        counts = {"lines": len(hypotheses), "references": len(references), "blank_hypotheses": num_blank}
-        print(json.dumps({**values, **counts}))
+        sizes = {"lines": len(hypotheses), "references": len(references), "blank_hypotheses": num_blank}
+        print(json.dumps({**values, **sizes}))
     else:
-        _print_table(scores)
-
-
-def _check_counts(hypothesis: str, hypotheses: list[str], references: dict[Path, list[str]]) -> None:
-    """Raise DataError unless every reference file has one line per hypothesis."""
-    name = _io.STANDARD_INPUT if hypothesis == _io.STANDARD else hypothesis
-    for path, lines in references.items():
-        if len(lines) != len(hypotheses):
-            raise DataError(
-                f"{path} has {len(lines)} lines and {name} has {len(hypotheses)}; expected one hypothesis per reference"
-            )
+        print(f"{'metric':<8} {'score':>7}  better  signature")  # never wrapped, so that it is easy to parse
+        for each in scores:
+            better = "lower" if each.lower_is_better else "higher"
+            print(f"{each.name:<8} {each.value:>7.2f}  {better:<6}  {each.signature}")
 
 
 def _report_blank(hypotheses: list[str]) -> int:
     """Return the number of blank hypotheses, and warn about them on stderr."""
     blank = [number for number, line in enumerate(hypotheses, start=1) if not line.strip()]
     if blank:
-        print(
-            f"warning: {len(blank):,} of {len(hypotheses):,} hypotheses {'is' if len(blank) == 1 else 'are'} blank, "
-            f"the first on line {blank[0]}; they count as empty answers",
-            file=sys.stderr,
-        )
+        verb = "is" if len(blank) == 1 else "are"
+        count = f"{len(blank):,} of {len(hypotheses):,} hypotheses {verb} blank, the first on line {blank[0]}"
+        print(f"warning: {count}; they count as empty answers", file=sys.stderr)
     return len(blank)
-
-
-def _print_table(scores: list[Score]) -> None:
-    """Print name, value, direction and signature in columns, never wrapped, so that the output is easy to parse."""
-    print(f"{'metric':<8} {'score':>7}  better  signature")
-    for each in scores:
-        better = "lower" if each.lower_is_better else "higher"
-        print(f"{each.name:<8} {each.value:>7.2f}  {better:<6}  {each.signature}")

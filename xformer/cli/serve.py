@@ -85,29 +85,15 @@ def serve(
     if draft_model is not None and TextGenerator not in classes:
         raise ConfigError("--draft-model is given without a model that continues texts; expected a language model")
     sockets = [listen(config.host, config.port)]
-    models = [
-        ServedModel(
-            id_,
-            load_pipeline(kind, path, **loading, **options.get(kind, {})),  # type: ignore[arg-type]
-            directory=None if is_public(path) else path,
-            backend=loading["backend"],
-            max_tokens=config.max_tokens,
-            max_batch=config.max_batch,
-        )
-        for id_, path, kind in zip(names, model, classes, strict=True)
-    ]
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(models, config),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            ws="none",
-            backlog=_BACKLOG,
-            timeout_graceful_shutdown=_SECONDS_TO_STOP,
-        )
-    )
+    models, limits = [], {"max_tokens": config.max_tokens, "max_batch": config.max_batch}
+    for id_, path, kind in zip(names, model, classes, strict=True):
+        pipeline: Any = load_pipeline(kind, path, **loading, **options.get(kind, {}))
+        directory = None if is_public(path) else path
+        models.append(ServedModel(id_, pipeline, directory=directory, backend=loading["backend"], **limits))
+    settings = dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
+    settings |= {"log_level": "warning", "ws": "none"}
+    settings |= {"backlog": _BACKLOG, "timeout_graceful_shutdown": _SECONDS_TO_STOP}
+    server = uvicorn.Server(uvicorn.Config(create_app(models, config), **settings))
     sockets[0].listen(_BACKLOG)  # from here on, connections wait for the server instead of failing
     shown = f"[{config.host}]" if ":" in config.host else config.host
     fragment = "" if config.token is None else f"/#token={config.token}"

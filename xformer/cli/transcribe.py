@@ -21,12 +21,10 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
-
 from xformer.cli import _io
 from xformer.cli._console import percent_progress
 from xformer.cli._loading import load_pipeline
-from xformer.cli._options import DATA, CheckpointOption, config_options, file_option
+from xformer.cli._options import CheckpointOption, argument, config_options, file_option, value_option
 from xformer.config import Config, option
 from xformer.data.audio import read_wav
 from xformer.errors import ConfigError
@@ -59,12 +57,12 @@ class SpeechOptions(Config):
     names=["language", "task", "timestamps", "temperature", "num_beams", "max_new_tokens"],
 )
 def transcribe(
-    audio: Annotated[list[Path], typer.Argument(metavar="AUDIO.wav", help="WAV files.", show_default=False)],
+    audio: Annotated[list[Path], argument("AUDIO.wav", "WAV files.")],
     model: CheckpointOption,
     output: Annotated[str, file_option("--output", "Texts, one per file; - is standard output.")] = "-",
     target: Annotated[
         Literal["txt", "srt", "vtt", "json"],
-        typer.Option("--format", metavar="txt|srt|vtt|json", help="Text, subtitles, or JSON.", rich_help_panel=DATA),
+        value_option("--format", "txt|srt|vtt|json", "Text, subtitles, or JSON."),
     ] = "txt",
     *,
     settings: dict[str, Any],

@@ -32,6 +32,7 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from xformer.cli import _io
@@ -104,11 +105,10 @@ def _transform_lines(
         _print_notes(sums, options)
         return
     pipeline = load_pipeline(pipeline_type, model, **loading)
-    config = GenerationConfig.resolve(pipeline.defaults, settings)
+    lines = _Lines(pipeline, options, GenerationConfig.resolve(pipeline.defaults, settings))
     if _io.is_terminal(source):
         make_console(stderr=True).print("type a line; Ctrl-D ends the input")
-    counts: Counter[str] = Counter()
-    chunks: Iterable[list[Sequence[int]]] = _encode_chunks(pipeline, source, options, counts)
+    chunks: Iterable[list[Sequence[int]]] = lines.encode_chunks(source)
     total = None
     if not _io.is_stream(source):
         chunks = list(chunks)
@@ -118,15 +118,15 @@ def _transform_lines(
     def advance(count: int) -> None:
         nonlocal num_shown
         num_shown += count
-        lines = f"{num_shown:,} lines done" if total is None else f"{num_shown:,} of {total:,} lines"
-        update(description=lines, completed=num_shown)
+        text = f"{num_shown:,} lines done" if total is None else f"{num_shown:,} of {total:,} lines"
+        update(description=text, completed=num_shown)
 
     visible = output != _io.STANDARD or not sys.stdout.isatty()
     with _io.open_output(output) as write, progress_bar(total=total, visible=visible) as update:
         for encoded in chunks:
-            write(_transform(pipeline, config, encoded, num_done, options, counts, advance))
+            write(lines.transform(encoded, num_done, advance))
             num_done += len(encoded)
-    _print_notes(counts, options, pipeline.max_source_tokens)
+    _print_notes(lines.counts, options, pipeline.max_source_tokens)
 
 
 translate = line_command(Translator)
@@ -136,36 +136,73 @@ def process_chunk(
     pipeline: TextToText, lines: list[str], first_index: int, *, options: dict[str, Any], generation: dict[str, Any]
 ) -> ChunkOutput:
     """Return the outputs for a chunk of a large file; this is what its workers run."""
-    counts: Counter[str] = Counter()
-    line_options = LineOptions(**options | {"long_lines": options["long_lines"] or "blank"})
+    settings = LineOptions(**options | {"long_lines": options["long_lines"] or "blank"})
+    chunk = _Lines(pipeline, settings, GenerationConfig.resolve(pipeline.defaults, generation))
     # Without lines, a blank one: it costs nothing, and phrases and prefixes are checked.
-    encoded = _encode(pipeline, lines or [""], line_options, counts, name="line", first_number=first_index + 1)
-    config = GenerationConfig.resolve(pipeline.defaults, generation)
-    outputs = _transform(pipeline, config, encoded, first_index, line_options, counts)
-    return ChunkOutput("".join(f"{line}\n" for line in outputs).encode(), +counts)
+    outputs = chunk.transform(chunk.encode(lines or [""], "line", first_index + 1), first_index)
+    return ChunkOutput("".join(f"{line}\n" for line in outputs).encode(), +chunk.counts)
 
 
-def _transform(
-    pipeline: TextToText,
-    config: GenerationConfig,
-    encoded: Sequence[Sequence[int]],
-    first_index: int,
-    options: LineOptions,
-    counts: Counter[str],
-    advance: Callable[[int], None] = lambda count: None,
-) -> list[str]:
-    """Return the lines to write for consecutive sources, and count outputs that reached the length limit."""
-    names = ("align", "target_length", "length_unit", "prefix", "sequence_bias", "seed", "batch_tokens")
-    arguments = {name: getattr(options, name) for name in names}
-    results: list[list[Output]] = [[] for _ in encoded]
-    for batch in pipeline.batches_of_ids(encoded, config, first_index=first_index, **arguments):
-        for row, outputs in batch:
-            results[row] = outputs
-            counts["unfinished"] += not outputs[0].finished
-        advance(len(batch))
-    plain = config.num_return_sequences == 1 and not options.align
-    rows = zip(encoded, results, itertools.count(first_index))
-    return [line for ids, outputs, row in rows for line in _format(pipeline, ids, outputs, row, plain)]
+@dataclass
+class _Lines:
+    """A pipeline, the settings of a command, and the numbers of lines that were not processed as a whole."""
+
+    pipeline: TextToText
+    options: LineOptions
+    config: GenerationConfig
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def encode_chunks(self, source: str) -> Iterator[list[Sequence[int]]]:
+        """Yield the token ids of the input in chunks."""
+        name, first_number = _io.STANDARD_INPUT if source == _io.STANDARD else source, 1
+        for lines in _io.read_chunks(source):
+            yield self.encode(lines, f"{name} line", first_number)
+            first_number += len(lines)
+
+    def encode(self, lines: list[str], name: str, first_number: int) -> list[Sequence[int]]:
+        """Return the token ids of lines, and count those that were truncated or too long."""
+        limit, is_error = self.options.max_source_length, self.options.long_lines in (None, "error")
+        # A line of a megabyte is cut before it is tokenized.
+        texts = lines if is_error else [line[: MAX_CHARACTERS + 1] for line in lines]
+        encoded, num_truncated = self.pipeline.truncate(self.pipeline.token_ids(texts))
+        self.counts["truncated"] += num_truncated
+        if is_error:
+            check_source_lengths(encoded, limit, name=name, first_number=first_number)
+        for row, ids in enumerate(encoded):
+            if len(ids) > limit or len(texts[row]) > MAX_CHARACTERS:
+                self.counts["long"] += 1
+                is_blank = self.options.long_lines == "blank"
+                encoded[row] = [] if is_blank else self.pipeline.tokenizers.cut_source(ids, limit)
+        return [array("i", ids) for ids in encoded]  # a file is held in memory
+
+    def transform(
+        self, encoded: Sequence[Sequence[int]], first_index: int, advance: Callable[[int], None] = lambda count: None
+    ) -> list[str]:
+        """Return the lines to write for consecutive sources, and count outputs that reached the length limit."""
+        names = ("align", "target_length", "length_unit", "prefix", "sequence_bias", "seed", "batch_tokens")
+        arguments = {name: getattr(self.options, name) for name in names}
+        results: list[list[Output]] = [[] for _ in encoded]
+        for batch in self.pipeline.batches_of_ids(encoded, self.config, first_index=first_index, **arguments):
+            for row, outputs in batch:
+                results[row] = outputs
+                self.counts["unfinished"] += not outputs[0].finished
+            advance(len(batch))
+        rows = zip(encoded, results, itertools.count(first_index + 1))
+        return [line for row in rows for line in self._format(*row)]
+
+    def _format(self, ids: Sequence[int], outputs: list[Output], number: int) -> Iterator[str]:
+        """Yield the lines written for one input line: its text, or a JSON object for each output."""
+        if self.config.num_return_sequences == 1 and not self.options.align:
+            yield one_line(outputs[0].text) if outputs else ""
+            return
+        for rank, output in enumerate(outputs, start=1):
+            fields = _io.fields_of(output, "score", "log_probability", "finished", "text")
+            entry = {"line": number, "rank": rank, **fields}
+            if output.alignment is not None:
+                entry["source_tokens"] = self.pipeline.source_tokenizer.tokens([*ids, *self.pipeline.suffix])
+                entry["tokens"] = self.pipeline.target_tokenizer.tokens(output.tokens)
+                entry["alignment"] = output.alignment
+            yield json.dumps(entry, ensure_ascii=False)
 
 
 def _print_notes(counts: Mapping[str, int], options: LineOptions, max_source_tokens: int | None = None) -> None:
@@ -184,54 +221,3 @@ def _print_notes(counts: Mapping[str, int], options: LineOptions, max_source_tok
         console.print(
             f"note: {plural(notes['unfinished'], 'output')} reached the length limit and may be incomplete ({hint})"
         )
-
-
-def _encode_chunks(
-    pipeline: TextToText, source: str, options: LineOptions, counts: Counter[str]
-) -> Iterator[list[Sequence[int]]]:
-    """Yield the token ids of the input in chunks."""
-    name = _io.STANDARD_INPUT if source == _io.STANDARD else source
-    first_number = 1
-    for lines in _io.read_chunks(source):
-        yield _encode(pipeline, lines, options, counts, name=f"{name} line", first_number=first_number)
-        first_number += len(lines)
-
-
-def _encode(
-    pipeline: TextToText, lines: list[str], options: LineOptions, counts: Counter[str], *, name: str, first_number: int
-) -> list[Sequence[int]]:
-    """Return the token ids of lines, and count those that were truncated or too long."""
-    limit, blank = options.max_source_length, options.long_lines == "blank"
-    is_error = options.long_lines in (None, "error")
-    # A line of a megabyte is cut before it is tokenized.
-    texts = lines if is_error else [line[: MAX_CHARACTERS + 1] for line in lines]
-    encoded, num_truncated = pipeline.truncate(pipeline.token_ids(texts))
-    counts["truncated"] += num_truncated
-    if is_error:
-        check_source_lengths(encoded, limit, name=name, first_number=first_number)
-    for row, ids in enumerate(encoded):
-        if len(ids) > limit or len(texts[row]) > MAX_CHARACTERS:
-            counts["long"] += 1
-            encoded[row] = [] if blank else pipeline.tokenizers.cut_source(ids, limit)
-    return [array("i", ids) for ids in encoded]  # a file is held in memory
-
-
-def _format(pipeline: TextToText, ids: Sequence[int], outputs: list[Output], row: int, plain: bool) -> Iterator[str]:
-    """Yield the lines written for one input line: its text, or a JSON object for each output."""
-    if plain:
-        yield one_line(outputs[0].text) if outputs else ""
-        return
-    for rank, output in enumerate(outputs, start=1):
-        entry = {
-            "line": row + 1,
-            "rank": rank,
-            "score": round(output.score, 6),
-            "log_probability": round(output.log_probability, 6),
-            "finished": output.finished,
-            "text": output.text,
-        }
-        if output.alignment is not None:
-            entry["source_tokens"] = pipeline.tokenizers.source.tokens([*ids, *pipeline.suffix])
-            entry["tokens"] = pipeline.tokenizers.target.tokens(output.tokens)
-            entry["alignment"] = output.alignment
-        yield json.dumps(entry, ensure_ascii=False)

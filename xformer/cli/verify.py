@@ -23,6 +23,7 @@ import numpy as np
 import typer
 
 import xformer as xf
+from xformer.cli._options import flag
 from xformer.cli.demo import demo_recipe
 from xformer.data.demo_tasks import numbers_task
 from xformer.data.packing import TextChunks
@@ -47,7 +48,7 @@ _NUM_NUMBERS = 70  # of `_numbers`
 
 
 def verify(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the hash of each part, too, as JSON.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the hash of each part, too, as JSON.")] = False,
 ) -> int:
     """Check that this machine computes the numbers of every other one."""
     xf.use_reproducible_algorithms()

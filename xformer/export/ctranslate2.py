@@ -139,19 +139,15 @@ class _Converter:
         model, c = self._model, self._config
         if isinstance(model, LanguageModel):
             model.check_generates()
-            decoder = self._stack(specs, model.layers, model.norm, model.input, model.embedding, model.positions)
+            decoder = self._stack(specs.TransformerDecoderSpec, model.layers, "", model.embedding)
             spec = specs.TransformerDecoderModelSpec(decoder)
             spec.register_vocabulary(vocabularies[0])
             names = vocabularies[0]
         else:
-            encoder = self._stack(
-                specs, model.encoder, model.encoder_norm, model.encoder_input, model.source_embedding,
-                model.encoder_positions,
-            )  # fmt: skip
-            target = model.source_embedding if model.target_embedding is None else model.target_embedding
-            decoder = self._stack(
-                specs, model.decoder, model.decoder_norm, model.decoder_input, target, model.decoder_positions
-            )
+            source = model.source_embedding
+            target = source if model.target_embedding is None else model.target_embedding
+            encoder = self._stack(specs.TransformerEncoderSpec, model.encoder, "encoder_", source)
+            decoder = self._stack(specs.TransformerDecoderSpec, model.decoder, "decoder_", target)
             spec = specs.TransformerSpec(encoder, decoder)
             spec.register_source_vocabulary(vocabularies[0])
             spec.register_target_vocabulary(vocabularies[1])
@@ -166,11 +162,10 @@ class _Converter:
             config.unk_token = "<unk>"
         return spec
 
-    def _stack(self, specs: Any, layers: Any, norm: Any, inputs: Any, embedding: Any, positions: Any) -> Any:
-        """Return the specification of an encoder or a decoder."""
-        c = self._config
-        is_encoder = isinstance(self._model, Transformer) and layers is self._model.encoder
-        has_cross_attention = isinstance(self._model, Transformer) and not is_encoder
+    def _stack(self, cls: Any, layers: Any, prefix: str, embedding: Any) -> Any:
+        """Return the specification of an encoder or a decoder, by the prefix of the names of its other parts."""
+        c, is_encoder = self._config, prefix == "encoder_"
+        norm, inputs, positions = (getattr(self._model, f"{prefix}{part}") for part in ("norm", "input", "positions"))
         common = require("ctranslate2.specs.common_spec")
         options: dict[str, Any] = {
             "pre_norm": c.norm_position == "pre",
@@ -187,8 +182,7 @@ class _Converter:
         if c.positions == "rotary":
             options |= {"rotary_dim": positions.features, "rotary_interleave": False, "rotary_base": c.rope_theta}
         if not is_encoder:
-            options |= {"with_encoder_attention": has_cross_attention, "alibi": c.positions == "alibi"}
-        cls = specs.TransformerEncoderSpec if is_encoder else specs.TransformerDecoderSpec
+            options |= {"with_encoder_attention": bool(prefix), "alibi": c.positions == "alibi"}
         spec = cls(len(layers), c.num_heads, **options)
         embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
         embeddings.weight = np.array(embedding.weight)
@@ -218,29 +212,29 @@ class _Converter:
         return np.zeros((length, self._config.d_model), np.float32) if table is None else np.array(table)
 
     def _set_layer(self, spec: Any, layer: Any, positions: Any) -> None:
-        attention = layer.self_attention
-        _set_linear(spec.self_attention.linear[0], attention.query, attention.key, attention.value)
-        _set_linear(spec.self_attention.linear[1], attention.output)
-        _set_norm(spec.self_attention.layer_norm, layer.self_attention_residual.norm)
+        own = layer.self_attention
+        _set_attention(spec.self_attention, own, layer.self_attention_residual, (own.query, own.key, own.value))
         if self._config.positions == "relative":  # in every layer, as no other layer hands it on
             spec.self_attention.relative_attention_bias = np.array(positions.weight)
             spec.self_attention.relative_attention_max_distance = np.int32(self._config.relative_max_distance)
-        if attention.scale is not None:
-            spec.self_attention.queries_scale = np.float32(attention.scale)
         if hasattr(layer, "cross_attention"):
             cross = layer.cross_attention
-            _set_linear(spec.attention.linear[0], cross.query)
-            _set_linear(spec.attention.linear[1], cross.key, cross.value)
-            _set_linear(spec.attention.linear[2], cross.output)
-            _set_norm(spec.attention.layer_norm, layer.cross_attention_residual.norm)
-            if cross.scale is not None:
-                spec.attention.queries_scale = np.float32(cross.scale)
+            parts = (cross.query,), (cross.key, cross.value)
+            _set_attention(spec.attention, cross, layer.cross_attention_residual, *parts)
         feed_forward = layer.feed_forward
-        _set_linear(spec.ffn.linear_0, feed_forward.gate if hasattr(feed_forward, "gate") else feed_forward.up)
+        _set_linear(spec.ffn.linear_0, getattr(feed_forward, "gate", feed_forward.up))
         if hasattr(feed_forward, "gate"):
             _set_linear(spec.ffn.linear_0_noact, feed_forward.up)
         _set_linear(spec.ffn.linear_1, feed_forward.down)
         _set_norm(spec.ffn.layer_norm, layer.feed_forward_residual.norm)
+
+
+def _set_attention(spec: Any, attention: Any, residual: Any, *projections: tuple[Any, ...]) -> None:
+    for linear, parts in zip(spec.linear, (*projections, (attention.output,)), strict=True):
+        _set_linear(linear, *parts)
+    _set_norm(spec.layer_norm, residual.norm)
+    if attention.scale is not None:
+        spec.queries_scale = np.float32(attention.scale)
 
 
 def _set_linear(spec: Any, *parts: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,13 +200,12 @@ def graphs(model: BaseModel) -> dict[str, Graph]:
         if model.token_types is not None:
             tokens["token_types"] = Input(("batch", "source"), model.config.num_token_types)
         return {"model.onnx": Graph(tokens, _encode_texts)}
-    if isinstance(model, ImageEncoder):
-        c = model.config
+    if isinstance(model, ImageEncoder | ImageTextEncoder):
+        c = model.config if isinstance(model, ImageEncoder) else model.image.config
         images = {"images": Input(("batch", c.num_channels, c.image_size, c.image_size))}
-        return {"model.onnx": Graph(images, _encode_images)}
-    if isinstance(model, ImageTextEncoder):
-        c, tokens = model.image.config, {"tokens": Input(("batch", "source"), model.text.vocab_size)}
-        images = {"images": Input(("batch", c.num_channels, c.image_size, c.image_size))}
+        if isinstance(model, ImageEncoder):
+            return {"model.onnx": Graph(images, lambda model, images: _with_classes(model, model(images)))}
+        tokens = {"tokens": Input(("batch", "source"), model.text.vocab_size)}
         return {
             "image.onnx": Graph(images, lambda model, images: {"vectors": model.encode_image(images)}),
             "text.onnx": Graph(tokens, lambda model, tokens: {"vectors": model._encode_ids(tokens)}),
@@ -251,10 +250,11 @@ def _encode(model: Transformer, source: Any) -> Arrays:
     outputs = {"memory": memory.states}
     if memory.copy_key is not None:
         outputs["copy_key"] = memory.copy_key
-    for i, layer in enumerate(cache.layers):
-        outputs[f"memory_key_{i}"] = layer.cross_attention.key
-        outputs[f"memory_value_{i}"] = layer.cross_attention.value
-    return outputs
+    return outputs | _stored("memory", [layer.cross_attention for layer in cache.layers])
+
+
+def _stored(name: str, caches: Sequence[Any]) -> Arrays:
+    return {f"{name}_{part}_{i}": getattr(each, part) for i, each in enumerate(caches) for part in ("key", "value")}
 
 
 def _decode(model: Transformer, target: Array, memory: Array, **options: Any) -> Arrays:
@@ -281,11 +281,8 @@ def cache_of(model: BaseModel, inputs: Arrays) -> DecodingCache:
 
 def step(model: Any, tokens: Array, cache: DecodingCache) -> Arrays:
     """Return the outputs of a step: the logits of the next token, and the keys and values of all tokens."""
-    outputs = {"logits": model.decode_step(tokens, cache)}
-    for i, layer in enumerate(cache.layers):
-        outputs[f"present_key_{i}"] = layer.self_attention.key
-        outputs[f"present_value_{i}"] = layer.self_attention.value
-    return outputs
+    logits = model.decode_step(tokens, cache)
+    return {"logits": logits} | _stored("present", [layer.self_attention for layer in cache.layers])
 
 
 def _step(model: Any, tokens: Array, **inputs: Any) -> Arrays:
@@ -293,21 +290,16 @@ def _step(model: Any, tokens: Array, **inputs: Any) -> Arrays:
 
 
 def _encode_texts(model: Encoder, tokens: Array, token_types: Array | None = None) -> Arrays:
-    outputs = {"states": model(tokens, token_types=token_types)}
-    if model.classifier is not None:
-        mask = padding_mask(tokens, model.config.pad_id)
-        mask = tokens >= 0 if mask is None else mask
-        outputs["class_logits"] = model.class_logits(outputs["states"], mask=mask)
+    mask = padding_mask(tokens, model.config.pad_id)
+    mask = tokens >= 0 if mask is None else mask
+    outputs = _with_classes(model, model(tokens, token_types=token_types), mask=mask)
     if model.masked_lm is not None:
         outputs["masked_lm_logits"] = model.masked_lm_logits(outputs["states"])
     return outputs
 
 
-def _encode_images(model: ImageEncoder, images: Array) -> Arrays:
-    outputs = {"states": model(images)}
-    if model.classifier is not None:
-        outputs["class_logits"] = model.class_logits(outputs["states"])
-    return outputs
+def _with_classes(model: Any, states: Array, **options: Any) -> Arrays:
+    return {"states": states} | ({"class_logits": model.class_logits(states, **options)} if model.classifier else {})
 
 
 # --- tracing and verification -----------------------------------------------------------------------------------------

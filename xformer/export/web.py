@@ -22,11 +22,10 @@ from xformer.tracing.activations import intervene, record
 
 # Files of npm packages, and their names in the page.
 _RUNTIME = {
-    "onnxruntime-web": {
-        "dist/ort.wasm.bundle.min.mjs": "onnxruntime.js",  # all static hosts know the type of .js
-        "dist/ort-wasm-simd-threaded.wasm": "ort-wasm-simd-threaded.wasm",
-    },
-    "@huggingface/tokenizers": {"dist/tokenizers.min.mjs": "tokenizers.js", "LICENSE": "tokenizers.LICENSE"},
+    "onnxruntime.js": "onnxruntime-web/dist/ort.wasm.bundle.min.mjs",  # all static hosts know the type of .js
+    "ort-wasm-simd-threaded.wasm": "onnxruntime-web/dist/ort-wasm-simd-threaded.wasm",
+    "tokenizers.js": "@huggingface/tokenizers/dist/tokenizers.min.mjs",
+    "tokenizers.LICENSE": "@huggingface/tokenizers/LICENSE",
 }
 _MAX_TOKENS, _MAX_WEIGHTS = 512, 2**25  # of a text, and of all heads; both limit its length
 
@@ -42,15 +41,13 @@ def find_runtime(directory: str | os.PathLike[str] | None = None) -> dict[str, P
     """
     modules = Path("." if directory is None else directory)
     modules = modules if modules.name == "node_modules" else modules / "node_modules"
-    found = {}
-    for package, names in _RUNTIME.items():
-        for source, name in names.items():
-            found[name] = modules / package / source
-            if not found[name].is_file():
-                raise ConfigError(
-                    f"{found[name]} is missing; run: npm install {' '.join(_RUNTIME)}, "
-                    "and name the directory by --runtime if it is another one"
-                )
+    found = {name: modules / path for name, path in _RUNTIME.items()}
+    for path in found.values():
+        if not path.is_file():
+            raise ConfigError(
+                f"{path} is missing; run: npm install onnxruntime-web @huggingface/tokenizers, "
+                "and name the directory by --runtime if it is another one"
+            )
     return found
 
 

@@ -102,18 +102,13 @@ class Attention:
         parts = []
         for index, (kind, each) in enumerate(self.maps.items()):
             num_layers, num_heads = each.weights.shape[:2]
-            heads = range(num_heads) if each.weights.size <= _MAX_CELLS else ()
+            heads = ["mean", *map(str, range(num_heads if each.weights.size <= _MAX_CELLS else 0))]
             layers = [str(layer) for layer in reversed(range(num_layers))]  # the last one is selected
+            values = np.concatenate([each.weights.mean(axis=1, keepdims=True), each.weights], axis=1)
             maps = [
-                HeatMap(weights.tolist(), (layer, head))
-                for layer in layers
-                for head, weights in (
-                    ("mean", each.weights[int(layer)].mean(axis=0)),
-                    *((str(head), each.weights[int(layer), head]) for head in heads),
-                )
+                HeatMap(values[int(layer), i].tolist(), (layer, x)) for layer in layers for i, x in enumerate(heads)
             ]
-            choices = {"layer": layers, "head": ["mean", *map(str, heads)]}
-            picture = heat_maps(maps, each.queries, each.keys, choices)
+            picture = heat_maps(maps, each.queries, each.keys, {"layer": layers, "head": heads})
             parts.append(details(_TITLES[kind], picture, is_open=index == 0))
         return join(parts)
 
@@ -147,7 +142,11 @@ def show_attention(model: Any, source: Any, target: Any = None) -> Attention:
     if not ids:
         raise DataError("source is blank; expected at least one token")
     if isinstance(network, Transformer) and network.decoder:
-        output = _generate(model, ids) if target is None else _target_ids(model, target)
+        if isinstance(target, str):
+            if not hasattr(model, "tokenizers"):
+                raise ConfigError("target is a text; expected token ids for a model, or a pipeline")
+            target = model.tokenizers.encode_target([target])[0]
+        output = _generate(model, ids) if target is None else _ids(target, "target")
         return token_attention(model, ids, [*output, network.config.eos_id])
     if target is not None:
         raise ConfigError(f"target was passed to {describe_type(network)} without cross-attention; expected None")
@@ -193,14 +192,6 @@ def model_inputs(model: Any, ids: Sequence[int], output: Sequence[int] = ()) -> 
     if not isinstance(model, Transformer):
         return [[[*ids, *output]]]
     return [[list(ids)], [[model.config.bos_id, *output[:-1]]]] if output else [[list(ids)]]
-
-
-def _target_ids(model: Any, target: Any) -> list[int]:
-    if not isinstance(target, str):
-        return _ids(target, "target")
-    if not hasattr(model, "tokenizers"):
-        raise ConfigError("target is a text; expected token ids for a model, or a pipeline")
-    return model.tokenizers.encode_target([target])[0]
 
 
 def _generate(model: Any, ids: list[int]) -> list[int]:

@@ -302,9 +302,8 @@ def label_names(pipeline: str, config: EncoderConfig | ImageEncoderConfig, label
 def class_predictions(logits: Any, labels: Sequence[str], problem_type: str) -> list[Prediction]:
     """Return the prediction of each row of logits (rows, classes), with the function that transformers applies."""
     is_independent = problem_type == "multi_label_classification" or len(labels) == 1
-    return predictions(
-        logits, labels, "identity" if problem_type == "regression" else "sigmoid" if is_independent else "softmax"
-    )
+    function = "identity" if problem_type == "regression" else "sigmoid" if is_independent else "softmax"
+    return predictions(logits, labels, function)
 
 
 def predictions(logits: Any, labels: Sequence[str], function: str = "softmax") -> list[Prediction]:

@@ -25,7 +25,9 @@ from xformer.pipelines.loading import pipeline_class
 from xformer.pipelines.seq2seq import TextToText
 from xformer.pipelines.text_generation import DEFAULT_SAMPLING, TextGenerator
 from xformer.pipelines.tokenizers import Tokenizers
+from xformer.text.extras import require
 from xformer.tokenizers import BOS_ID, EOS_ID, PAD_ID, SPECIAL_TOKENS, UNK_ID, BaseTokenizer, load_tokenizer
+from xformer.tokenizers.pretrained import read_inner
 from xformer.tree import replace
 
 _MARK = "\ue000"  # a character for private use, in place of the text of a chat
@@ -79,26 +81,22 @@ def export_run(
 
 
 def _to_hugging_face(directory: Path, output: Path) -> str:
-    run = RunDirectory(directory)
-    if is_public(directory):
-        source = _open(directory)
-        if not isinstance(source.model, LanguageModel | Transformer):
-            raise ConfigError(f"{directory} has {describe_type(source.model)}; expected a model that generates text")
-        save_pretrained(source.model, output)
-        source.write_tokenizers(source.model, output)
-    elif (pretrained := run.pretrained_files()) is not None:
+    run = None if is_public(directory) else RunDirectory(directory)
+    if run is not None and (pretrained := run.pretrained_files()) is not None:
         copy_pretrained(pretrained, output)
         save_with_config(load(run.model), pretrained / "config.json", output)
     else:
-        tokenizers, model = Tokenizers.load(run).by_side(), load(run.model)
+        model, _, write_tokenizers = _open(directory)
+        if not isinstance(model, LanguageModel | Transformer):
+            raise ConfigError(f"{directory} has {describe_type(model)}; expected a model that generates text")
         save_pretrained(model, output)
-        if (path := output / GENERATION_FILE).exists():
+        if run is not None and (path := output / GENERATION_FILE).exists():
             # transformers ignores it
             own: dict[str, Any] = {"length_penalty_base": GenerationConfig().length_penalty_base}
             if isinstance(model, LanguageModel):
                 own |= {"do_sample": True, "temperature": DEFAULT_SAMPLING.temperature, "top_k": DEFAULT_SAMPLING.top_k}
             write_json(path, {**read_json(path, "generation settings"), **own})
-        _write_tokenizers(tokenizers, model, output)
+        write_tokenizers(model, output)
     return f"as a model of type {read_json(output / 'config.json', 'configuration')['model_type']}"
 
 
@@ -166,8 +164,7 @@ def _to_onnx(directory: Path, output: Path, quantization: str = "float32") -> st
 
 
 def _quantizes(quantization: str) -> bool:
-    if quantization not in ("float32", "int8"):
-        raise ConfigError(f"quantization is {quantization!r}; expected 'float32' or 'int8'")
+    check_choice("quantization", quantization, ("float32", "int8"))
     return quantization == "int8"
 
 
@@ -179,11 +176,7 @@ def _described(exported: OnnxExport) -> str:
 
 
 def _to_web(
-    directory: Path,
-    output: Path,
-    quantization: str = "int8",
-    runtime: str | os.PathLike[str] | None = None,
-    max_length: int | None = None,
+    directory: Path, output: Path, quantization: str = "int8", runtime: Any = None, max_length: int | None = None
 ) -> str:
     quantize, found, pipeline_type = _quantizes(quantization), find_runtime(runtime), pipeline_class(directory)
     if not issubclass(pipeline_type, TextToText | TextGenerator):
@@ -293,14 +286,9 @@ def _write_tokenizers(tokenizers: dict[str, BaseTokenizer], model: BaseModel, ou
 
 def _append_eos(path: Path) -> None:
     """Change a tokenizer file so that the ids of each text end with eos."""
-    content = read_json(path, "tokenizer")
-    eos = {"SpecialToken": {"id": SPECIAL_TOKENS[EOS_ID], "type_id": 0}}
-    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in ("A", "B"))
-    token = {"id": SPECIAL_TOKENS[EOS_ID], "ids": [EOS_ID], "tokens": [SPECIAL_TOKENS[EOS_ID]]}
-    content["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [first, eos],
-        "pair": [first, second, eos],
-        "special_tokens": {SPECIAL_TOKENS[EOS_ID]: token},
-    }
-    write_json(path, content)
+    inner, eos = read_inner(path), SPECIAL_TOKENS[EOS_ID]
+    inner.post_processor = require("tokenizers").processors.TemplateProcessing(
+        single=f"$A {eos}", pair=f"$A $B {eos}", special_tokens=[(eos, EOS_ID)]
+    )
+    with atomic_write(path) as file:
+        file.write(inner.to_str().encode())

@@ -35,12 +35,9 @@ class _ImagePipeline(Pipeline):
 
     def _logits(self, images: Sequence[ImageSource], batch_size: int, function: Callable[[Any], Any]) -> Any:
         """Return function(pixels) of all images as a NumPy array, with `batch_size` of them at a time."""
-
-        def run(batch: Sequence[ImageSource]) -> Any:
-            return to_host(function(self.processor(batch)))
-
         batches = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
-        return np.concatenate(list(self._run_batches(run, batches)))
+        logits = self._run_batches(lambda batch: to_host(function(self.processor(batch))), batches)
+        return np.concatenate(list(logits))
 
 
 class ImageClassifier(_ImagePipeline):

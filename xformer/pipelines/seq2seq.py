@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from xformer.config import check_count
 from xformer.data.token_rows import fill_batches
-from xformer.errors import ConfigError, DataError
+from xformer.errors import ConfigError, DataError, check_choice
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import BeamHistory, GenerationConfig, LogitsProcessor, StoppingCriteria, alignments
 from xformer.generation.batch import GenerationBatch
@@ -318,8 +318,7 @@ class TextToText(GenerationPipeline):
         return GenerationConfig.resolve(config, overrides)
 
     def _with_lengths(self, config: GenerationConfig, target_length: Any, length_unit: str) -> GenerationConfig:
-        if length_unit not in ("tokens", "words"):
-            raise ConfigError(f"length_unit is {length_unit!r}; expected 'tokens' or 'words'")
+        check_choice("length_unit", length_unit, ("tokens", "words"))
         if target_length is not None:
             if config.method == "greedy":
                 # Greedy search meets a length by chance; a beam search has hypotheses of many lengths to choose from.

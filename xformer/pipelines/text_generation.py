@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
 from xformer.config import check_count
-from xformer.errors import ConfigError, DataError
+from xformer.errors import ConfigError, DataError, check_choice
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import BeamHistory, GenerationConfig, LogitsProcessor, PrefixCache, StoppingCriteria
 from xformer.generation.batch import GenerationBatch, check_draft_model
@@ -245,8 +245,7 @@ class TextGenerator(GenerationPipeline):
             ConfigError: For invalid or contradictory settings, and for a text that does not fit into the context.
         """
         config = self.resolve_config(config, **overrides)
-        if context not in ("error", "slide"):
-            raise ConfigError(f"context is {context!r}; expected 'error' or 'slide'")
+        check_choice("context", context, ("error", "slide"))
         if logprobs is not None:
             check_count("logprobs", logprobs, 0)
         is_beam, strings = config.method == "beam", stop_strings(stop)
@@ -263,22 +262,17 @@ class TextGenerator(GenerationPipeline):
             for index, columns in enumerate(zip(encoded, limits, phrases, strict=True))
             for sample in range(samples)
         ]
-        if not is_beam:
-            config = dataclasses.replace(config, num_return_sequences=1)
-        hooked = logprobs, logits_processors, stopping_criteria
-        draft_model = None if is_beam or config.prompt_lookup_num_tokens is not None else self.draft_model
-        return self._run(texts, config, seed, hooked, beam_history=beam_history, draft_model=draft_model)
+        special = range(len(SPECIAL_TOKENS)) if self.defaults is None else ()
+        changes: dict[str, Any] = {"suppress_tokens": (*special, *config.suppress_tokens)}
+        config = dataclasses.replace(config, **changes | ({} if is_beam else {"num_return_sequences": 1}))
+        no_draft = is_beam or config.prompt_lookup_num_tokens is not None
+        options = {"beam_history": beam_history, "draft_model": None if no_draft else self.draft_model}
+        hooked = config, logprobs, logits_processors, stopping_criteria
+        return self._run(texts, config, Rng(seed), lambda group: options | hooks(group, *hooked))
 
     def _run(
-        self,
-        texts: list[GeneratedText],
-        config: GenerationConfig,
-        seed: int,
-        hooked: tuple[int | None, Sequence[LogitsProcessor], Sequence[StoppingCriteria]],
-        **options: Any,
+        self, texts: list[GeneratedText], config: GenerationConfig, rng: Rng, options: Callable[[Any], dict[str, Any]]
     ) -> Task[list[list[Output]]]:
-        special = range(len(SPECIAL_TOKENS)) if self.defaults is None else ()
-        suppressed = (*special, *config.suppress_tokens)
         for number in itertools.count():
             groups: dict[int, list[GeneratedText]] = {}  # by the number of new tokens
             for text in texts:
@@ -292,14 +286,13 @@ class TextGenerator(GenerationPipeline):
                 batch = GenerationBatch(
                     self.model,
                     [text.context for text in group],
-                    dataclasses.replace(config, suppress_tokens=suppressed, **limits),
-                    rng=Rng(seed).fold_in("chunk", number),
+                    dataclasses.replace(config, **limits),
+                    rng=rng.fold_in("chunk", number),
                     indices=[text.stream for text in group],
                     sequence_bias=None if group[0].phrases is None else [text.phrases or [] for text in group],
                     special_tokens=self.defaults is not None,
                     prefix_cache=self.prefix_cache,
-                    **options,
-                    **hooks(group, config, *hooked),
+                    **options(group),
                 )
                 searches.append(searches_of(batch))
             yield list(itertools.chain(*searches))

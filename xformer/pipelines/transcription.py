@@ -18,7 +18,7 @@ import numpy as np
 from xformer.backends import to_host
 from xformer.config import check_count
 from xformer.data.audio import HOP_LENGTH, SAMPLE_RATE, log_mel_spectrogram, read_wav, resample, split_at_pauses
-from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
+from xformer.errors import CheckpointError, ConfigError, DataError, check_choice, nearest_hint
 from xformer.generation import GenerationConfig, Hypothesis, generate
 from xformer.generation.pretrained import GENERATION_FILE, read_generation
 from xformer.generation.processors import token_alternatives
@@ -173,16 +173,12 @@ class Transcriber(Pipeline):
         if temperature is None:
             configs = [config]
         else:
-            temperatures = list(temperature) if isinstance(temperature, list | tuple) else [temperature]
+            temperatures = temperature if isinstance(temperature, list | tuple) else [temperature]
             if not temperatures:
                 raise ConfigError(f"temperature is {temperature!r}; expected at least one number")
             configs = [GenerationConfig.resolve(config, {"temperature": each}) for each in temperatures]
-        thresholds = {
-            "compression_ratio_threshold": compression_ratio_threshold,
-            "logprob_threshold": logprob_threshold,
-            "no_speech_threshold": no_speech_threshold,
-        }
-        for name, value in thresholds.items():
+        thresholds = compression_ratio_threshold, logprob_threshold, no_speech_threshold
+        for name, value in zip(_Settings._fields[-3:], thresholds, strict=True):
             if value is not None and (not _is_number(value) or math.isnan(value)):
                 raise ConfigError(f"{name} is {value!r:.80}; expected a number or None")
         sources = list(audio) if isinstance(audio, list | tuple) else [audio]
@@ -192,7 +188,7 @@ class Transcriber(Pipeline):
         signals = [_read(each, sample_rate) for each in sources]
         languages = [language or self._detected(signal) for signal in signals]
         has_spaces = [code not in WITHOUT_SPACES or task == "translate" for code in languages]
-        run = functools.partial(self._decode, settings=_Settings(configs, timestamps, seed, **thresholds))
+        run = functools.partial(self._decode, settings=_Settings(configs, timestamps, seed, *thresholds))
         length = self.window_length
         windows: list[_Window] = []
         for index, signal in enumerate(signals):
@@ -225,7 +221,7 @@ class Transcriber(Pipeline):
             progress(total / SAMPLE_RATE, total / SAMPLE_RATE)
         outputs: list[Any] = texts
         if timestamps is not None:
-            outputs = [Transcription(*each) for each in zip(texts, languages, map(tuple, segments), strict=True)]
+            outputs = list(map(Transcription, texts, languages, map(tuple, segments)))
         return outputs if isinstance(audio, list | tuple) else outputs[0]
 
     def detect_language(self, audio: AudioSource, *, sample_rate: int = SAMPLE_RATE) -> str:
@@ -351,8 +347,7 @@ class Transcriber(Pipeline):
     # --- Tokens -------------------------------------------------------------------------------------------------------
 
     def _check_task(self, language: str | None, task: str) -> None:
-        if task not in TASKS:
-            raise ConfigError(f"task is {task!r}; expected 'transcribe' or 'translate'")
+        check_choice("task", task, TASKS)
         if not self.multilingual and task != "transcribe":
             raise ConfigError("task is 'translate', but the model knows English only; expected 'transcribe'")
         if language is not None and language not in self.languages:

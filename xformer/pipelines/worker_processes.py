@@ -99,14 +99,10 @@ def _work(connection: Connection, num_threads: int) -> None:
     """Run the tasks that arrive, until the parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
     set_num_threads(num_threads)
-    while True:
-        try:
+    with contextlib.suppress(EOFError):
+        while True:
             task = connection.recv()
-        except EOFError:
-            return
-        outcome: tuple[Any, Exception | None]
-        try:
-            outcome = task(), None
-        except Exception as error:  # noqa: BLE001 - raised by the caller
-            outcome = None, error
-        connection.send(outcome)
+            try:
+                connection.send((task(), None))
+            except Exception as error:  # noqa: BLE001 - raised by the caller
+                connection.send((None, error))

@@ -43,13 +43,11 @@ class TextFiles:
 
     def describe(self) -> dict[str, Any]:
         """Return the path, in a run, and the SHA-256 of each file."""
-        return {
-            name: {
-                "path": (self._kept / path.name if self._is_temporary(path) else path.absolute()).as_posix(),
-                "sha256": file_digest(path),
-            }
-            for name, path in self.paths.items()
-        }
+        described = {}
+        for name, path in self.paths.items():
+            place = self._kept / path.name if self._is_temporary(path) else path.absolute()
+            described[name] = {"path": place.as_posix(), "sha256": file_digest(path)}
+        return described
 
     def keep(self) -> None:
         """Copy the temporary files into the run."""

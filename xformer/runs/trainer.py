@@ -30,6 +30,8 @@ from xformer.training.inputs import FitConfig
 from xformer.training.loss import mean_loss
 from xformer.tree import Module, replace
 
+_LOSS_OPTIONS = ("label_smoothing", "z_loss", "load_balancing")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCheckpoint(Event):
@@ -126,12 +128,7 @@ class Trainer:
         limits += [] if config.max_minutes is None else [time_limit(config.max_minutes)]
         self.loop = TrainingLoop(
             model,
-            partial(
-                task.loss,
-                label_smoothing=config.label_smoothing,
-                z_loss=config.z_loss,
-                load_balancing=config.load_balancing,
-            ),
+            partial(task.loss, **{name: getattr(config, name) for name in _LOSS_OPTIONS}),
             partial(_TaskBatches, task, Rng(config.seed).fold_in("training", "batches")),
             optimizer=optimizer,
             learning_rate=config.make_schedule(model.config.d_model),
@@ -181,9 +178,7 @@ class Trainer:
         self.progress = progress = Progress(**state)
         if self.communicator.rank == 0:
             progress.checkpoints = [entry for entry in progress.checkpoints if self.checkpoints.path(entry[0]).exists()]
-            if (
-                not self.directory.model.exists()
-            ):  # removed by the user: restore it, or let the next validation write it
+            if not self.directory.model.exists():  # removed by the user: restore it, or let a validation write it
                 progress.averaged_step, progress.averaged_score = 0, None
                 if not self.directory.restore_best():
                     self.validator.step, self.validator.best = 0, None

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, NoReturn
 from xformer.errors import ConfigError, DataError
 from xformer.text.extras import require
 
-PACKAGE = "tokenizers"
 # The characters that stand for bytes in the tokens of byte-level tokenizers: printable ones stand for themselves.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _BYTES = {chr(byte): byte for byte in _PRINTABLE}
@@ -182,7 +181,7 @@ def raise_not_text(error: Exception) -> NoReturn:
 
 def add_affixes(inner: Any, prefix: Sequence[str], suffix: Sequence[str]) -> None:
     """Make encoding with special tokens put tokens before and after each text."""
-    inner.post_processor = require(PACKAGE).processors.TemplateProcessing(
+    inner.post_processor = require("tokenizers").processors.TemplateProcessing(
         single=[*prefix, "$A", *suffix],
         pair=[*prefix, "$A", *suffix, *prefix, "$B:1", *suffix],
         special_tokens=[(token, inner.token_to_id(token)) for token in dict.fromkeys((*prefix, *suffix))],

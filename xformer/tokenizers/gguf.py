@@ -116,11 +116,8 @@ def tokenizer_metadata(tokenizer: BaseTokenizer, num_tokens: int, architecture: 
 
 def _tokenizer(metadata: dict[str, Any], path: Path) -> PretrainedTokenizer:
     """Build the tokenizer of metadata; see `read_gguf`."""
-    values = {
-        key.removeprefix("tokenizer.ggml."): value
-        for key, value in metadata.items()
-        if key.startswith("tokenizer.ggml.")
-    }
+    prefix = "tokenizer.ggml."
+    values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     model, pre = values.get("model"), values.get("pre")
     if model not in ("gpt2", "llama"):
         raise CheckpointError(f"{path} has the tokenizer {model!r}; expected 'gpt2' or 'llama'")
@@ -175,15 +172,8 @@ def _sentencepiece(values: dict[str, Any]) -> Any:
     """Return a BPE tokenizer of whole texts; characters that the vocabulary lacks become bytes."""
     types = [*values.get("token_type", [_NORMAL] * len(values["tokens"]))]
     types[values.get("unknown_token_id") or 0] = _UNKNOWN
-    model = SentencePieceModel(
-        values["tokens"],
-        values["scores"],
-        types,
-        model_type=BPE,
-        byte_fallback=True,
-        add_dummy_prefix=values.get("add_space_prefix", True),
-        remove_extra_whitespaces=False,
-    )
+    options = {"add_dummy_prefix": values.get("add_space_prefix", True), "remove_extra_whitespaces": False}
+    model = SentencePieceModel(values["tokens"], values["scores"], types, BPE, byte_fallback=True, **options)
     return build_tokenizer(model)
 
 

@@ -13,7 +13,7 @@ from xformer.errors import CheckpointError
 from xformer.families.gguf_file import find_gguf
 from xformer.io import read_json
 from xformer.text.extras import library_errors, read_bytes, require
-from xformer.tokenizers.base import PACKAGE, add_affixes
+from xformer.tokenizers.base import add_affixes
 from xformer.tokenizers.gguf import read_gguf
 from xformer.tokenizers.ours import SPECIAL_TOKENS
 from xformer.tokenizers.pretrained import TOKENIZER_FILE, PretrainedTokenizer, read_inner
@@ -42,15 +42,7 @@ _MBART_LANGUAGES = (
     "ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
 )
 # Class of the tokenizer by model type.
-_CLASSES = {
-    "mbart": "MBart",
-    "t5": "T5",
-    "mt5": "MT5",
-    "pegasus": "Pegasus",
-    "siglip": "Siglip",
-    "gpt2": "GPT2",
-    "opt": "GPT2",
-}
+_CLASSES = {name.lower(): name for name in ("MBart", "T5", "MT5", "Pegasus", "Siglip", "GPT2")} | {"opt": "GPT2"}
 # {class without "Fast": (position of the language token, default source language)}; see `PretrainedTokenizer`.
 _LANGUAGES = {"Nllb": ("before", "eng_Latn"), "MBart50": ("before", "en_XX"), "MBart": ("after", "en_XX")}
 
@@ -270,7 +262,7 @@ def _load_spiece(directory: Path, settings: dict[str, Any]) -> PretrainedTokeniz
 
 def _without_punctuation(normalizer: Any, *, lowercase: bool) -> Any:
     """Return a normalizer that first removes ASCII punctuation, and upper case and repeated spaces."""
-    package = require(PACKAGE)
+    package = require("tokenizers")
     normalizers, punctuation = package.normalizers, f"[{re.escape(string.punctuation)}]"
     steps = [normalizers.Lowercase()] if lowercase else []
     steps += [normalizers.Replace(package.Regex(pattern), by) for pattern, by in ((punctuation, ""), (r"\s+", " "))]
@@ -289,7 +281,7 @@ def _count(settings: dict[str, Any], key: str, default: int, directory: Path) ->
 
 def _load_byte_level(directory: Path, settings: dict[str, Any]) -> PretrainedTokenizer:
     """Load GPT-2 or OPT."""
-    package = require(PACKAGE)
+    package = require("tokenizers")
     _require_class(directory, settings, "merges.txt", "GPT2")
     settings = {**_GPT2_DEFAULTS, **settings}
     vocab = _read_vocab(directory / "vocab.json", settings)

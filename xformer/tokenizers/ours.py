@@ -11,12 +11,12 @@ from numbers import Integral
 from typing import Any
 
 from xformer.config import integers
-from xformer.errors import CheckpointError, ConfigError, DataError, describe_type
+from xformer.errors import CheckpointError, ConfigError, DataError, check_choice, describe_type
 from xformer.io import atomic_write, read_json
 from xformer.text.extras import library_errors, require
 from xformer.text.normalize import check_form, check_texts
 from xformer.text.sentences import split_sentences
-from xformer.tokenizers.base import PACKAGE, BaseTokenizer, raise_not_text
+from xformer.tokenizers.base import BaseTokenizer, raise_not_text
 
 # Special tokens and their ids, the same in every tokenizer.
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
@@ -86,8 +86,33 @@ class Tokenizer(BaseTokenizer):
             DataError: If there is no text.
             BackendError: If the package tokenizers is missing.
         """
-        settings: dict[str, Any] = {"lowercase": lowercase, "unicode_form": unicode_form, "separator": separator}
-        return cls(_learn(lines, vocab_size, model=model, **settings))
+        special = (*SPECIAL_TOKENS, SEPARATOR) if separator else SPECIAL_TOKENS
+        check_choice("tokenizer model", model, _MODELS)
+        check_form(unicode_form)
+        if not isinstance(vocab_size, Integral) or vocab_size <= len(special):
+            raise ConfigError(f"vocab_size is {vocab_size}; expected more than the {len(special)} special tokens")
+        if vocab_size > _MAX_TOKENS:
+            raise ConfigError(f"vocab_size is {vocab_size}; expected at most {_MAX_TOKENS}; 4000 to 50000 are usual")
+        if isinstance(lines, str) or not isinstance(lines, Iterable):
+            received = "one string" if isinstance(lines, str) else describe_type(lines)
+            raise DataError(f"lines is {received}; expected a list of lines, such as read_lines(path) gives")
+        package = require("tokenizers")
+        steps = [getattr(package.normalizers, unicode_form)()]
+        steps += [package.normalizers.Lowercase()] if lowercase else []
+        normalizer = package.normalizers.Sequence(steps)
+        try:
+            inner = (_learn_bpe if model == "bpe" else _learn_lookup)(lines, vocab_size, special, normalizer, model)
+        except (TypeError, UnicodeError) as error:
+            raise_not_text(error)
+        learned = inner.get_vocab_size()
+        if learned == len(special):
+            raise DataError("cannot learn a tokenizer from lines without text; expected sentences")
+        if learned > vocab_size:
+            raise ConfigError(
+                f"vocab_size is {vocab_size}; expected at least {learned}, for {len(special)} special "
+                f"tokens and {learned - len(special)} distinct characters of the text"
+            )
+        return cls(inner)
 
     @property
     def vocab_size(self) -> int:
@@ -238,7 +263,7 @@ class Tokenizer(BaseTokenizer):
             CheckpointError: For a missing, truncated or corrupted file, or one of another program.
             BackendError: If the package tokenizers is missing.
         """
-        inner_class = require(PACKAGE).Tokenizer
+        inner_class = require("tokenizers").Tokenizer
         content = read_json(path, "tokenizer")
         with library_errors(f"tokenizer {path} is corrupted or of another program; restore it or train again"):
             inner = inner_class.from_str(json.dumps(content))
@@ -272,42 +297,8 @@ class Tokenizer(BaseTokenizer):
 # --- training and inspection ------------------------------------------------------------------------------------------
 
 
-def _learn(
-    lines: Iterable[str], vocab_size: int, *, lowercase: bool, model: str, unicode_form: str, separator: bool
-) -> Any:
-    """Learn a `tokenizers.Tokenizer`; the arguments and errors are those of `Tokenizer.train`."""
-    special = (*SPECIAL_TOKENS, SEPARATOR) if separator else SPECIAL_TOKENS
-    if model not in _MODELS:
-        raise ConfigError(f"tokenizer model is {model!r}; expected one of: {', '.join(_MODELS)}")
-    check_form(unicode_form)
-    if not isinstance(vocab_size, Integral) or vocab_size <= len(special):
-        raise ConfigError(f"vocab_size is {vocab_size}; expected more than the {len(special)} special tokens")
-    if vocab_size > _MAX_TOKENS:
-        raise ConfigError(f"vocab_size is {vocab_size}; expected at most {_MAX_TOKENS}; 4000 to 50000 are usual")
-    if isinstance(lines, str) or not isinstance(lines, Iterable):
-        received = "one string" if isinstance(lines, str) else describe_type(lines)
-        raise DataError(f"lines is {received}; expected a list of lines, such as read_lines(path) gives")
-    package = require(PACKAGE)
-    steps = [getattr(package.normalizers, unicode_form)()]
-    steps += [package.normalizers.Lowercase()] if lowercase else []
-    normalizer = package.normalizers.Sequence(steps)
-    try:
-        inner = (_learn_bpe if model == "bpe" else _learn_lookup)(lines, vocab_size, special, normalizer, model)
-    except (TypeError, UnicodeError) as error:
-        raise_not_text(error)
-    learned = inner.get_vocab_size()
-    if learned == len(special):
-        raise DataError("cannot learn a tokenizer from lines without text; expected sentences")
-    if learned > vocab_size:
-        raise ConfigError(
-            f"vocab_size is {vocab_size}; expected at least {learned}, for {len(special)} special "
-            f"tokens and {learned - len(special)} distinct characters of the text"
-        )
-    return inner
-
-
 def _learn_bpe(lines: Iterable[str], vocab_size: int, special: Sequence[str], normalizer: Any, model: str) -> Any:
-    package = require(PACKAGE)
+    package = require("tokenizers")
     inner = package.Tokenizer(package.models.BPE(unk_token=SPECIAL_TOKENS[UNK_ID]))
     inner.normalizer = normalizer
     inner.pre_tokenizer = package.pre_tokenizers.Metaspace()
@@ -322,7 +313,7 @@ def _learn_lookup(lines: Iterable[str], vocab_size: int, special: Sequence[str],
 
     The library's trainer would give a special token that occurs in the text a second id, and lose the first.
     """
-    package = require(PACKAGE)
+    package = require("tokenizers")
     normalized = map(normalizer.normalize_str, lines)
     if model == "words":
         splitter = package.pre_tokenizers.WhitespaceSplit()
@@ -330,7 +321,7 @@ def _learn_lookup(lines: Iterable[str], vocab_size: int, special: Sequence[str],
     else:
         splitter = package.pre_tokenizers.Split(package.Regex(r"[\s\S]"), behavior="isolated")
         counts = Counter(itertools.chain.from_iterable(normalized))
-        vocab_size = len(special) + len(counts)  # `_learn` raises if they are too many; none may be lost
+        vocab_size = len(special) + len(counts)  # `train` raises if they are too many; none may be lost
     tokens = sorted(counts.keys() - set(special), key=lambda token: (-counts[token], token))
     vocabulary = [*special, *tokens[: vocab_size - len(special)]]
     ids = {token: index for index, token in enumerate(vocabulary)}

@@ -14,7 +14,7 @@ from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
 from xformer.io import atomic_write, read_json, write_json
 from xformer.text.extras import library_errors, read_bytes, require
 from xformer.text.normalize import check_texts
-from xformer.tokenizers.base import PACKAGE, BaseTokenizer, add_affixes, raise_not_text
+from xformer.tokenizers.base import BaseTokenizer, add_affixes, raise_not_text
 from xformer.tokenizers.chat import CHAT_TEMPLATE_FILE, read_chat_templates, render_chat_template, template_files
 from xformer.tokenizers.settings import (
     ADDED_TOKENS_FILE,
@@ -265,7 +265,7 @@ class PretrainedTokenizer(BaseTokenizer):
 
     def lower_cased(self) -> Self:
         """Return the tokenizer with texts in lower case; tokens that are spelled out in a text keep their case."""
-        normalizers, tokenizer = require(PACKAGE).normalizers, self._copied()
+        normalizers, tokenizer = require("tokenizers").normalizers, self._copied()
         old = [] if self._inner.normalizer is None else [self._inner.normalizer]
         tokenizer._inner.normalizer = normalizers.Sequence([normalizers.Lowercase(), *old])
         return tokenizer
@@ -421,7 +421,7 @@ class PretrainedTokenizer(BaseTokenizer):
 
 def read_inner(path: Path) -> Any:
     """Read tokenizer.json; raise CheckpointError if it is missing or damaged."""
-    library = require(PACKAGE)
+    library = require("tokenizers")
     content = read_bytes(path)
     with library_errors(f"{path} is not a valid tokenizer"):
         return library.Tokenizer.from_str(str(content, "utf-8-sig"))

@@ -7,6 +7,7 @@ https://github.com/google/sentencepiece.
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -195,11 +196,9 @@ def build_tokenizer(
     Ids are in the order of `before`, which replaces the first `start` pieces, the other pieces, and `after`.
     """
     package = require("tokenizers")
-    scores = [
-        _UNUSED_SCORE if kind == _UNUSED else score for score, kind in zip(model.scores, model.types, strict=True)
-    ]
     vocabulary = [(token, 0.0) for token in before]
-    vocabulary += zip(model.pieces[start:], scores[start:], strict=True)
+    for piece, score, kind in list(zip(model.pieces, model.scores, model.types, strict=True))[start:]:
+        vocabulary.append((piece, _UNUSED_SCORE if kind == _UNUSED else score))
     known = {token for token, _ in vocabulary}
     if len(known) < len(vocabulary):
         raise CheckpointError(f"a SentencePiece model has a piece with the name of a special token: {before}")
@@ -224,13 +223,9 @@ def build_tokenizer(
     steps += [decoders.Strip(" ", 1, 0)] if model.add_dummy_prefix else []
     tokenizer.decoder = decoders.Sequence(steps)
     special = dict.fromkeys((*before, *after), True) | dict(model.added_tokens)
-    tokenizer.add_tokens(
-        [
-            package.AddedToken(token, normalized=False, special=is_special)
-            for token, is_special in special.items()
-            if token in ids
-        ]
-    )
+    added = {token: is_special for token, is_special in special.items() if token in ids}
+    make = functools.partial(package.AddedToken, normalized=False)
+    tokenizer.add_tokens([make(token, special=is_special) for token, is_special in added.items()])
     return tokenizer
 
 
@@ -246,15 +241,11 @@ def _normalizer(package: Any, model: SentencePieceModel) -> Any:
 
 def _merges(model: SentencePieceModel, ids: dict[str, int]) -> list[tuple[str, str]]:
     """Return the pairs of pieces that join to a piece, those with the highest scores first."""
-    merges = []
-    mergeable = {
-        piece for piece, kind in zip(model.pieces, model.types, strict=True) if kind in (_NORMAL, _USER_DEFINED)
-    } & ids.keys()
-    for piece, score in zip(model.pieces, model.scores, strict=True):
-        if piece not in mergeable:
-            continue
+    merges, rows = [], zip(model.pieces, model.scores, model.types, strict=True)
+    scores = {piece: score for piece, score, kind in rows if kind in (_NORMAL, _USER_DEFINED) and piece in ids}
+    for piece, score in scores.items():
         for middle in range(1, len(piece)):
             left, right = piece[:middle], piece[middle:]
-            if left in mergeable and right in mergeable:
+            if left in scores and right in scores:
                 merges.append((-score, ids[left], ids[right], left, right))
     return [(left, right) for *_, left, right in sorted(merges)]

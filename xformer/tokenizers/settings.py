@@ -15,7 +15,6 @@ from xformer.errors import CheckpointError
 from xformer.io import read_json
 from xformer.text.extras import require
 
-PACKAGE = "tokenizers"
 CONFIG_FILE, SPECIAL_TOKENS_FILE = "tokenizer_config.json", "special_tokens_map.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -91,7 +90,7 @@ def add_tokens(inner: Any, settings: Mapping[str, Any], *, is_raw: bool = False)
     """
     if "added_tokens_decoder" not in settings:  # there are no files
         return
-    make, known = require(PACKAGE).AddedToken, inner.get_added_tokens_decoder().values()
+    make, known = require("tokenizers").AddedToken, inner.get_added_tokens_decoder().values()
     named, found = {token["content"]: token for token in _named_tokens(settings)}, {repr(token) for token in known}
     new, fixed = {}, {"normalized": False} if is_raw else {}
     for token in settings["added_tokens_decoder"].values():
@@ -125,7 +124,7 @@ def apply_settings(inner: Any, settings: Mapping[str, Any], name: str) -> None:
     if not name or settings.get("tokenizer_class") in _GENERIC:
         return
     name = name.lower().replace("-", "").replace("_", "")
-    package, normalizers = require(PACKAGE), [*_parts(inner.normalizer)]
+    package, normalizers = require("tokenizers"), [*_parts(inner.normalizer)]
     for each in normalizers:
         for key, attribute in _BERT_KEYS.items() if isinstance(each, package.normalizers.BertNormalizer) else ():
             if isinstance(value := settings.get(key), bool):
