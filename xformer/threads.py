@@ -206,6 +206,16 @@ def _apply_limits() -> None:
             del _unlimited[key]
 
 
+@contextlib.contextmanager
+def setting(variable: ContextVar[Item], value: Item) -> Iterator[None]:
+    """Give a context variable a value inside the block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
 class Collector(Generic[Item]):
     """Lists of what happens inside a block, in its thread and in the threads of its parallel loops.
 
@@ -218,16 +228,15 @@ class Collector(Generic[Item]):
         self.blocks: list[None] = []  # one for each block of any thread; a list, since appending is atomic
 
     @contextlib.contextmanager
-    def collect(self) -> Iterator[list[Item]]:
-        """Yield the list that `items()` returns inside the block."""
-        items: list[Item] = []
-        token = self._items.set(items)
+    def collect(self, items: list[Item] | None = None) -> Iterator[list[Item]]:
+        """Yield the list that `items()` returns inside the block, by default a new one."""
+        items = [] if items is None else items
         self.blocks.append(None)
         try:
-            yield items
+            with setting(self._items, items):
+                yield items
         finally:
             self.blocks.pop()
-            self._items.reset(token)
 
     def items(self) -> list[Item] | None:
         """Return the list of the innermost block, or None outside of blocks."""
@@ -240,14 +249,9 @@ IS_WORKER: ContextVar[bool] = ContextVar("is_worker", default=False)  # inside a
 _IS_SERIAL: ContextVar[bool] = ContextVar("is_serial", default=False)
 
 
-@contextlib.contextmanager
-def run_serially() -> Iterator[None]:
+def run_serially() -> contextlib.AbstractContextManager[None]:
     """Let `parallel_map` use this thread alone inside the block, for example because it records what runs there."""
-    token = _IS_SERIAL.set(True)
-    try:
-        yield
-    finally:
-        _IS_SERIAL.reset(token)
+    return setting(_IS_SERIAL, True)
 
 
 def parallel_map(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:

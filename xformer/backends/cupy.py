@@ -136,26 +136,22 @@ class CupyLibrary(Library, library="cupy"):
 
         CuPy's generators keep a state for each thread of the GPU and draw integers that take four times the memory.
         """
-        with device or contextlib.nullcontext():
-            return self._random_mask(key, None, threshold, shape)
+        return self.counted_random_mask(key, None, threshold, shape, device)
 
     def counted_random_mask(
-        self, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
+        self, key: int, counter: Any, threshold: int, shape: tuple[int, ...], device: Device
     ) -> Array:
-        """Let the kernel read the counter, so that a CUDA graph draws another mask in each launch."""
+        """Let the kernel read the counter, if any, so that a CUDA graph draws another mask in each launch."""
         with device or contextlib.nullcontext():
-            return self._random_mask(key, counter, threshold, shape)
-
-    def _random_mask(self, key: int, counter: Array | None, threshold: int, shape: tuple[int, ...]) -> Any:
-        if env_value("XFORMER_KERNELS") == "portable":
-            key ^= 0 if counter is None else int(self.to_host(counter))
-            return super().random_mask(key, threshold, shape, None)
-        mask = self.empty(shape, dtype=self.bool)
-        blocks = min(_MAX_BLOCKS, -(-mask.size // (_ELEMENTS_PER_THREAD * _THREADS)))
-        words = (key >> 32 * index & 0xFFFFFFFF for index in range(4))
-        launch = importlib.import_module("xformer.kernels.cupy.launch").launch
-        launch("random.dropout_mask", ("bool",), blocks, _THREADS, mask, mask.size, threshold, *words, counter)
-        return mask
+            if env_value("XFORMER_KERNELS") == "portable":
+                key ^= 0 if counter is None else int(self.to_host(counter))
+                return super().random_mask(key, threshold, shape, None)
+            mask = self.empty(shape, dtype=self.bool)
+            blocks = min(_MAX_BLOCKS, -(-mask.size // (_ELEMENTS_PER_THREAD * _THREADS)))
+            words = (key >> 32 * index & 0xFFFFFFFF for index in range(4))
+            launch = importlib.import_module("xformer.kernels.cupy.launch").launch
+            launch("random.dropout_mask", ("bool",), blocks, _THREADS, mask, mask.size, threshold, *words, counter)
+            return mask
 
     def other_device(self, arrays: Iterable[Any]) -> Any:
         """Compare with the current device of the thread, on which CuPy computes."""

@@ -63,14 +63,15 @@ class JaxLibrary(Library, library="jax"):
 
     def random_mask(self, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
         """Draw by `jax.random`, so that a jitted function can."""
-        return _bernoulli(key % 2**31, key // 2**31 % 2**31, threshold, shape)
+        return self.counted_random_mask(key, 0, threshold, shape, device)
 
     def counted_random_mask(
-        self, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
+        self, key: int, counter: Any, threshold: int, shape: tuple[int, ...], device: Device
     ) -> Array:
         """Read the counter in the jitted function, so that it draws another mask in each call."""
         low, high = key % 2**31 ^ counter & 2**31 - 1, key // 2**31 % 2**31 ^ counter >> 31
-        return _bernoulli(low, high, threshold, shape)
+        stream = jax.random.fold_in(jax.random.key(low), high)
+        return jax.random.randint(stream, shape, 0, 2**RANDOM_BITS, dtype="int32") < threshold
 
     def configure(self, *, dtype: str | None, num_threads: int) -> None:
         """Enable 64-bit dtypes if the command needs them."""
@@ -86,8 +87,3 @@ class JaxLibrary(Library, library="jax"):
             return tuple(zip(keys, children, strict=True)), static
 
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-
-
-def _bernoulli(low: Any, high: Any, threshold: int, shape: tuple[int, ...]) -> Any:
-    key = jax.random.fold_in(jax.random.key(low), high)
-    return jax.random.randint(key, shape, 0, 2**RANDOM_BITS, dtype="int32") < threshold

@@ -528,7 +528,8 @@ def _import_other(name: str) -> Namespace:
     try:
         return pkgutil.resolve_name(name)  # a module, or an attribute of one, such as marray.numpy
     except (ImportError, ValueError, AttributeError) as error:  # ValueError for an empty name
-        if isinstance(error, ImportError) and _is_installed(name):
+        root = name.split(".")[0]
+        if isinstance(error, ImportError) and root.isidentifier() and importlib.util.find_spec(root) is not None:
             raise BackendError(f"backend {name!r} is installed but cannot be imported: {error}") from error
         hint = nearest_hint(name, known_backends().keys())
         if not hint.startswith("did you mean"):
@@ -537,11 +538,6 @@ def _import_other(name: str) -> Namespace:
             f"backend {name!r} is unknown; expected one of {', '.join(known_backends())}, or the name of another "
             f"module that follows the Array API standard; {hint}"
         ) from error
-
-
-def _is_installed(name: str) -> bool:
-    root = name.split(".")[0]
-    return root.isidentifier() and importlib.util.find_spec(root) is not None
 
 
 def complete(xp: Any) -> Library:

@@ -13,7 +13,6 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from functools import partial, reduce
 from typing import Any
@@ -24,15 +23,16 @@ import numpy as np
 from xformer.backends import Array, array_namespace, device, dtype_name
 from xformer.backends.array_types import T
 from xformer.errors import BackendError, ConfigError, ShapeError, describe_type
+from xformer.threads import Collector
 from xformer.tracing.graph import ACTIVE_GRAPH
 from xformer.tracing.namespace import innermost_trace
 from xformer.tracing.tracer import Batch, Tracer
 from xformer.tree import Module, is_array
 
-OPEN_BLOCKS: list[None] = []
+_BLOCKS: Collector[_Block] = Collector("activation_blocks")
+OPEN_BLOCKS = _BLOCKS.blocks
 """One item for each open block of any thread: while it is empty, there is nothing to do."""
 
-_BLOCKS: ContextVar[tuple[_Block, ...]] = ContextVar("activation_blocks", default=())
 _ORIGINALS: WeakKeyDictionary[Module, Module] = WeakKeyDictionary()  # of copies with the arrays of a program's trace
 
 
@@ -170,7 +170,7 @@ def observers(module: Module, *names: str) -> dict[str, Callable[[Array], Array]
 
 def _observers(module: Module, name: str) -> Iterator[Callable[[Any], Any]]:
     module = _ORIGINALS.get(module, module)
-    for index, block in enumerate(_BLOCKS.get()):
+    for index, block in enumerate(_BLOCKS.items() or ()):
         full_name = block.select(module, name)
         if full_name is not None:
             yield partial(_see, index, full_name)
@@ -178,12 +178,12 @@ def _observers(module: Module, name: str) -> Iterator[Callable[[Any], Any]]:
 
 def _see(index: int, name: str, x: Any) -> Array:
     """Return an activation, or a new one in its place, from a block of this thread."""
-    block, graph = _BLOCKS.get()[index], ACTIVE_GRAPH.get()
+    block, graph = (_BLOCKS.items() or ())[index], ACTIVE_GRAPH.get()
     if graph is None or graph is block.graph:
         return block.apply(name, x)
 
     def run(x: Array) -> Array:
-        return _BLOCKS.get()[index].apply(name, np.array(x))  # the program overwrites x
+        return (_BLOCKS.items() or ())[index].apply(name, np.array(x))  # the program overwrites x
 
     if not block.is_last:
         return graph.call_on_host(lambda x: np.array(run(x)), x)
@@ -194,14 +194,14 @@ def _see(index: int, name: str, x: Any) -> Array:
 def call_on_host(function: Callable[..., Any], module: Module, *args: Any) -> Any:
     """Call a function of a layer and arrays; in a program for blocks outside of it, with plain ones in each run."""
     graph = ACTIVE_GRAPH.get()
-    if graph is None or any(block.graph is graph for block in _BLOCKS.get()):
+    if graph is None or any(block.graph is graph for block in _BLOCKS.items() or ()):
         return function(module, *args)
     return graph.call_on_host(partial(function, _ORIGINALS.get(module, module)), *args)
 
 
 def open_blocks() -> Hashable:
     """Return a value that is equal for blocks in this thread that programs need not tell apart."""
-    return tuple(block.key for block in _BLOCKS.get()) if OPEN_BLOCKS else ()
+    return tuple(block.key for block in _BLOCKS.items() or ()) if OPEN_BLOCKS else ()
 
 
 def note_copy(module: Module, copied: Module) -> None:
@@ -213,7 +213,7 @@ def note_copy(module: Module, copied: Module) -> None:
 
 def is_observing() -> bool:
     """Return whether a block is open in this thread."""
-    return bool(OPEN_BLOCKS) and bool(_BLOCKS.get())
+    return bool(OPEN_BLOCKS and _BLOCKS.items())
 
 
 class _Block:
@@ -237,16 +237,9 @@ class _Block:
         self.key = type(self), id(model), frozenset(self._selected)
         self.graph = ACTIVE_GRAPH.get()  # of the function that opens the block
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
-        """See the activations of calls while the block runs."""
-        token = _BLOCKS.set(tuple(sorted((*_BLOCKS.get(), self), key=lambda block: block.is_last)))
-        OPEN_BLOCKS.append(None)
-        try:
-            yield
-        finally:
-            OPEN_BLOCKS.pop()
-            _BLOCKS.reset(token)
+    def open(self) -> contextlib.AbstractContextManager[Any]:
+        """See the activations of calls while the block that is returned runs."""
+        return _BLOCKS.collect(sorted((*(_BLOCKS.items() or ()), self), key=lambda block: block.is_last))
 
     def select(self, module: Module, name: str) -> str | None:
         """Return the full name of an activation that a layer is about to give, if the block sees it."""
@@ -258,9 +251,12 @@ class _Block:
             )
         for prefix in prefixes:
             self._enter(module, prefix)
-        if module in self._layers and name == module.__activations__[0]:  # a call begins
-            self._layers[module].rotate(-1)
-        full_name = self._full_name(module, name)
+        names = self._layers.get(module)
+        if names is None:  # a layer outside the model
+            return None
+        if name == module.__activations__[0]:  # a call begins
+            names.rotate(-1)
+        full_name = _joined(names[0], name)
         return full_name if full_name in self._selected else None
 
     def apply(self, name: str, x: Array) -> Array:
@@ -285,11 +281,6 @@ class _Block:
         for names in layers.values():
             names.rotate(1)
         self._layers.update(layers)
-
-    def _full_name(self, module: Module, name: str) -> str | None:
-        """Return the name of an activation of the last call of a layer, or None for a layer outside the model."""
-        names = self._layers.get(module)
-        return None if names is None else _joined(names[0], name)
 
 
 class _Recording(_Block):

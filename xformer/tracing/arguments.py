@@ -59,8 +59,9 @@ class Arguments:
 
     def _signature(self, key: int | str, value: Any, donated: bool, known: Known | None) -> Hashable:
         if known is None or known.value is not value:
-            num_modules, signature = len(self.modules), self._scan(value, donated)
-            if not _is_settled(value, donated):
+            num_modules, self._is_settled = len(self.modules), True
+            signature = self._scan(value, donated)
+            if not self._is_settled:
                 return signature
             known = Known(value, signature, tuple(self.modules[num_modules:]))
         else:
@@ -69,22 +70,25 @@ class Arguments:
         return known.signature
 
     def _scan(self, value: Any, donated: bool) -> Hashable:
-        """Return the signature of a value, and collect its data."""
+        """Return the signature of a value, collect its data, and note whether it is the same in each call."""
         if isinstance(value, Module):
             self.modules.append(value)
             return id(value)  # frozen: the same arrays
         if holds_arrays(value):
+            self._is_settled = False
             return (id(value), *map(id, value.arrays()))
         if is_array(value):
             check_class(value)
             if donated:
                 return id(value)
+            self._is_settled = False
             is_number = isinstance(value, np.generic)
             self.numbers += [len(self.data)] if is_number else []
             self.data.append(value)
             return tuple(value.shape), dtype_name(value.dtype), getattr(value, "strides", None), is_number
         if isinstance(value, Rng):
             return value.key, None if value.counter is None else self._scan(value.counter, donated)
+        self._is_settled &= not isinstance(value, dict | list)
         if isinstance(value, dict):
             return (dict, *((key, self._scan(item, donated)) for key, item in value.items()))
         if isinstance(value, tuple | list):
@@ -92,6 +96,8 @@ class Arguments:
         if isinstance(value, float):
             return float, value.hex()  # -0.0 equals 0.0, and NaN differs from itself
         check_hashable(value)
+        is_function = isinstance(value, FunctionType) and not {*value.__dict__} - {"__wrapped__"}
+        self._is_settled &= value is None or is_function or not has_identity_hash(value)
         return type(value), value
 
     def replace_data(self, function: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
@@ -110,20 +116,6 @@ class Arguments:
 
         args = tuple(visit(arg, index in self._donated) for index, arg in enumerate(self.args))
         return args, {name: visit(value, False) for name, value in sorted(self.keywords.items())}, data
-
-
-def _is_settled(value: Any, donated: bool) -> bool:
-    """Return whether an argument has the same signature in each call, and no data."""
-    if isinstance(value, tuple):
-        return all(_is_settled(item, donated) for item in value)
-    if isinstance(value, dict | list) or holds_arrays(value):
-        return False
-    if is_array(value):
-        return donated
-    if isinstance(value, Rng):
-        return value.counter is None
-    is_function = isinstance(value, FunctionType) and not {*value.__dict__} - {"__wrapped__"}
-    return value is None or isinstance(value, Module) or is_function or not has_identity_hash(value)
 
 
 def check_function(name: str, function: Any) -> None:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-from xformer.backends import Library, device, extra
+from xformer.backends import device
 from xformer.errors import DifferentiationError, ShapeError
 from xformer.tracing.namespace import GradTrace
-from xformer.tracing.record import VIEWS, Extension, Function, as_view, base_function, innermost
+from xformer.tracing.record import VIEWS, Function, as_view, base_function, innermost
 from xformer.tracing.rule import DECOMPOSITIONS
 from xformer.tracing.rules.constants import ELEMENTWISE_CONSTANTS
 from xformer.tracing.rules.elementwise import ELEMENTWISE
@@ -48,14 +47,8 @@ class BatchTrace(GradTrace):
         self.size = size
         self.__name__ = f"{base.__name__}.vmap{self.trace_level}"
 
-    def _bind(self, name: str) -> Any:
-        if hasattr(Library, name) and name not in extra.NAMES:
-            return getattr(self.library, name)
-        function = base_function(self.base, name)
-        if isinstance(function, ModuleType | Extension):
-            return Extension(self, name, function)
-        if not callable(function) or isinstance(function, type):
-            return function  # dtypes, constants
+    def bind(self, name: str, function: Function) -> Function:
+        """Return the function for all elements."""
         if name == "unstack":
             return innermost(self, name, self._unstack)
 
@@ -85,14 +78,8 @@ class BatchTrace(GradTrace):
             rest = items_of((args[1:], keywords))
             if name in FIRST_RULES and type(args[0]) is Batch and not any(type(x) is Batch for x in rest):
                 return self.batched(FIRST_RULES[name](self, function, *args, **keywords))
-        except (
-            AttributeError,
-            IndexError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ):  # of the libraries, for axes or shapes
-            pass
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            pass  # of the libraries, for axes or shapes
         return self.loop(function, *args, name=name, **keywords)
 
     def loop(self, function: Function, *args: Any, name: str = "a function", **keywords: Any) -> Any:

@@ -17,19 +17,18 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from xformer import native
-from xformer.backends import Library, extra, resolve
+from xformer.backends import resolve
 from xformer.backends.arrays import check_class
 from xformer.errors import DifferentiationError, JitError
 from xformer.native.functions import LOWERINGS
-from xformer.threads import run_serially
+from xformer.threads import run_serially, setting
 from xformer.tracing.einops import register
-from xformer.tracing.record import Extension, base_function
+from xformer.tracing.record import Trace
 from xformer.tracing.tracer import CREATE, NUMBER, PLAIN, WRITE, WRITES_OUTER, Tracer
 from xformer.tree import items_of, map_items, rebuild_sequence
 
@@ -115,17 +114,15 @@ class Constant(NamedTuple):
         return copy is self.array or bool(copy.tobytes() == self.array.tobytes())
 
 
-class GraphTrace:
+class GraphTrace(Trace):
     """The trace of one function; see the top of this module.
 
     Attributes:
         calls: The calls so far, in order.
-        base: The namespace of NumPy.
         constants: The plain arrays that the function uses, by id.
         are_kept: Whether no constant was written that was too large for a copy; known when the function has ended.
     """
 
-    is_trace = True
     is_writable = True
     trace_level = 0  # it computes no derivatives
 
@@ -148,9 +145,9 @@ class GraphTrace:
     def record(self) -> Iterator[None]:
         """Record inside the block, in this thread; afterwards the arrays of the trace cannot be used."""
         register()
-        token = ACTIVE_GRAPH.set(self)
         try:
             with (
+                setting(ACTIVE_GRAPH, self),
                 run_serially(),
                 native.record(lambda name, x, rest, y: self._append(name, (x, *rest), y)),
             ):
@@ -160,7 +157,6 @@ class GraphTrace:
                 raise JitError(WRITES_CONSTANT) from error
             raise
         finally:
-            ACTIVE_GRAPH.reset(token)
             self.is_closed = True
             kept = [end() for end in reversed(self._ends)]
             self.are_kept = all(kept)
@@ -200,10 +196,10 @@ class GraphTrace:
         """Unwrap arrays of this trace; other arrays stay as they are, though the function may write into them."""
         if type(value) is not Tracer:
             return map_items(visit or self.unwrap_traced, value)
-        if value._namespace is not self:
-            value._namespace.__getattr__("unwrap")
+        if value._namespace is not self and value._namespace.is_closed:
+            raise value._namespace.ended("unwrap")
         if self.is_closed:
-            self.__getattr__("unwrap")
+            raise self.ended("unwrap")
         return value._value
 
     def unwrap_result(self, value: Any) -> Any:
@@ -215,7 +211,7 @@ class GraphTrace:
     def read(self, x: Tracer, use: str) -> Any:
         """Raise JitError, since values differ from run to run."""
         if self.is_closed:
-            self.__getattr__("read")
+            raise self.ended("read")
         if use == WRITE:
             raise JitError(f"{WRITE}, which later runs would not repeat; {CREATE}")
         raise JitError(
@@ -283,27 +279,18 @@ class GraphTrace:
 
     # --- functions ------------------------------------------------------------------------------------------------
 
-    def __getattr__(self, name: str) -> Any:
-        """Bind a function at its first use."""
-        if self.is_closed:
-            raise JitError(
-                f"a traced array was used (by {name!r}) after its function had ended; return arrays from the function "
-                "instead of storing them elsewhere"
-            )
-        if name.startswith("__") and name != "__array_namespace_info__":
-            return getattr(self.base, name)
-        if hasattr(Library, name) and name not in extra.NAMES:
-            return getattr(self.library, name)
-        # A view by DLPack does not say whose memory it has.
-        function = base_function(self.base, "asarray" if name == "from_dlpack" else name)
-        if isinstance(function, ModuleType):
-            function = Extension(self, name, function)
-        elif callable(function) and not isinstance(function, type):
-            function = self._bind(name, function)
-        setattr(self, name, function)
-        return function
+    def ended(self, name: str) -> JitError:
+        """Return the error for a use of an array after the end."""
+        return JitError(
+            f"a traced array was used (by {name!r}) after its function had ended; return arrays from the function "
+            "instead of storing them elsewhere"
+        )
 
-    def _bind(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def bind(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the traced version of a function of NumPy."""
+        if name == "from_dlpack":  # a view by DLPack does not say whose memory it has
+            function = self.base.asarray
+
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> Any:
             if name in _VALUE_DEPENDENT:
@@ -383,12 +370,8 @@ class GraphTrace:
         """Call a function of plain arrays, which returns arrays or None, now and in each run."""
         self.pass_arrays()
         args = tuple(map(self.unwrap, args))
-        token = ACTIVE_GRAPH.set(None)  # what the function computes is not a part of the graph
-        try:
-            with native.record(None):
-                result = function(*args)
-        finally:
-            ACTIVE_GRAPH.reset(token)
+        with setting(ACTIVE_GRAPH, None), native.record(None):  # what the function computes is no part of the graph
+            result = function(*args)
         if result is None:
             self._append(function, args, ())
             return None
@@ -454,10 +437,8 @@ class GraphTrace:
 
         in_place = [x for x in results if x is not None and id(x) in own]
         self._append(call, (targets, *args), (*targets, *in_place))
-        outputs = list(results)
-        for index, target in zip(fresh, targets, strict=True):
-            outputs[index] = target
-        outputs = [self.wrap(x) for x in outputs]
+        new = dict(zip(fresh, targets, strict=True))
+        outputs = [self.wrap(new.get(index, x)) for index, x in enumerate(results)]
         return tuple(outputs) if isinstance(result, tuple | list) else outputs[0]
 
     def _append(self, function: Any, args: tuple[Any, ...], outputs: Any, *, is_check: bool = False) -> None:
@@ -524,7 +505,7 @@ def _lower_update(name: str, target: Any, other: Any) -> bool:
 def _call_into(out: Any, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Return a function and arguments that compute a result again, into `out`."""
     if isinstance(function, np.ufunc) and not keywords and function.nout == 1:
-        return functools.partial(_call_ufunc, function), (out, *args)
+        return lambda out, *args: function(*args, out=out), (out, *args)
 
     def call(out: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         value = function(*args, **keywords)
@@ -536,10 +517,6 @@ def _call_into(out: Any, function: Callable[..., Any], args: tuple[Any, ...], ke
         out[...] = value
 
     return call, (out, args, keywords)
-
-
-def _call_ufunc(function: Any, out: Any, *args: Any) -> None:
-    function(*args, out=out)
 
 
 def _item_of(function: Callable[..., Any], index: int) -> Callable[..., Any]:

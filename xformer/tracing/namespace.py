@@ -17,28 +17,18 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from xformer import hints
-from xformer.backends import Library, array_namespace, extra, is_inexact
+from xformer.backends import array_namespace, is_inexact
 from xformer.backends.arrays import check_class
 from xformer.backends.library import NOT_PLAIN, as_arrays
 from xformer.errors import BackendError, DifferentiationError, XformerError
+from xformer.threads import setting
 from xformer.tracing.einops import register
 from xformer.tracing.graph import ACTIVE_GRAPH
-from xformer.tracing.record import (
-    Extension,
-    NoRuleError,
-    base_function,
-    bind_outputs,
-    bind_rule,
-    bind_sequence,
-    bind_unstack,
-    bind_without_rule,
-)
+from xformer.tracing.record import Trace, bind_outputs, bind_rule, bind_sequence, bind_unstack, bind_without_rule
 from xformer.tracing.rule import OUTPUT_RULES, RULES, SEQUENCE_RULES, Pull, Record
 from xformer.tracing.tracer import CREATE, PLAIN, WITHOUT_ARRAYS, WRITE, WRITES_OUTER, InnerArray, Tracer, value_of
 from xformer.tree import is_array, items_of, map_items, rebuild_sequence
@@ -65,18 +55,14 @@ WRITTEN_LATER = (
 )
 
 
-class GradTrace:
+class GradTrace(Trace):
     """An Array API namespace whose functions record how to pull cotangents back.
 
     Attributes:
-        base: Namespace that it computes in; the values of its tracers are arrays of it.
         trace_level: 1 for a first derivative, 2 for a derivative of that, and so on.
     """
 
-    is_trace = True
     is_writable = False  # a derivative may need the old values
-
-    is_closed = True  # for __del__ of an instance that was copied without attributes
 
     def __init__(self, base: Any) -> None:
         self.base, self.library = base, base.library
@@ -92,30 +78,15 @@ class GradTrace:
     def __repr__(self) -> str:
         return f"<differentiating namespace {self.__name__}>"
 
-    def __getattr__(self, name: str) -> Any:
-        """Bind a function at its first use; a trace uses only some twenty of the two hundred."""
-        if name.startswith("__") and name != "__array_namespace_info__":
-            return getattr(self.base, name)
-        if self.is_closed:
-            raise DifferentiationError(
-                f"a traced array was used (by {name!r}) after its value_and_grad/vjp/jvp/vmap call had ended; "
-                "return it from the function instead of storing it elsewhere"
-            )
-        try:
-            value = self._bind(name)
-        except AttributeError as error:
-            if name not in hints.ARRAYS or isinstance(error, NoRuleError):
-                raise
-            raise AttributeError(
-                f"the namespace of {self.base.name} has no function {name!r}; {hints.ARRAYS[name]}"
-            ) from None
-        setattr(self, name, value)
-        return value
+    def ended(self, name: str) -> DifferentiationError:
+        """Return the error for a use of an array after the end."""
+        return DifferentiationError(
+            f"a traced array was used (by {name!r}) after its value_and_grad/vjp/jvp/vmap call had ended; "
+            "return it from the function instead of storing it elsewhere"
+        )
 
-    def _bind(self, name: str) -> Any:
-        if hasattr(Library, name) and name not in extra.NAMES:
-            return getattr(self.library, name)
-        function = base_function(self.base, name)
+    def bind(self, name: str, function: Any) -> Any:
+        """Return the traced version of a function of the base namespace."""
         rule = RULES.get(_RULE_OF_OPERATOR.get(name, name))
         if rule is not None:
             call = bind_rule(self, name, function, rule)
@@ -123,12 +94,8 @@ class GradTrace:
             call = bind_sequence(self, name, function, SEQUENCE_RULES[name])
         elif name in OUTPUT_RULES:
             call = bind_outputs(self, name, function, OUTPUT_RULES[name])
-        elif isinstance(function, ModuleType | Extension):
-            return Extension(self, name, function)
         elif name == "unstack":
             call = bind_unstack(self, function)
-        elif not callable(function) or isinstance(function, type):
-            return function  # dtypes, constants
         else:
             call = bind_without_rule(self, name, function)
         return functools.wraps(function)(call) if hasattr(function, "__name__") else call
@@ -516,7 +483,7 @@ def tracing(base: Any, new: Callable[[Any], Any] | None = None) -> Iterator[Any]
     namespace = (new or GradTrace)(base)
     register()
     try:
-        with active(namespace):
+        with setting(_ACTIVE, namespace):
             yield namespace
     except BaseException as error:
         namespace.tape.clear()
@@ -530,16 +497,6 @@ def tracing(base: Any, new: Callable[[Any], Any] | None = None) -> Iterator[Any]
     finally:
         namespace.end_constants()
         namespace.close()
-
-
-@contextlib.contextmanager
-def active(namespace: Any) -> Iterator[None]:
-    """Make `namespace`, a trace or a plain library, the base of new traces in this thread."""
-    token = _ACTIVE.set(namespace if isinstance(namespace, GradTrace) else None)
-    try:
-        yield
-    finally:
-        _ACTIVE.reset(token)
 
 
 def innermost_trace() -> Any:

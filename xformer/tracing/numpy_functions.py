@@ -20,7 +20,7 @@ import numpy as np
 
 from xformer.errors import DifferentiationError
 from xformer.tracing.record import IN_BOTH
-from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, OUTPUT_RULES, RULES, SEQUENCE_RULES
+from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, OUTPUT_RULES, RULES, SEQUENCE_RULES, registrar
 from xformer.tracing.rules.elementwise import ELEMENTWISE, conjugate, squared_size
 from xformer.tracing.rules.special import sinc
 from xformer.tracing.tracer import OPERATORS_OF_NUMPY, Batch, Tracer
@@ -71,12 +71,7 @@ _ACCUMULATIONS = {"add": "cumulative_sum", "multiply": "cumulative_prod"}
 
 def define(*names: str) -> Callable[[Function], Function]:
     """Return a decorator that registers a function under its names in NumPy."""
-
-    def register(function: Function) -> Function:
-        FUNCTIONS.update(dict.fromkeys(names, function))
-        return function
-
-    return register
+    return registrar(FUNCTIONS, *names)
 
 
 def _trace_of(values: Any) -> Any:
@@ -180,7 +175,7 @@ for _name in (
     *("argwhere", "flatnonzero", "argpartition", "iscomplex", "isreal", "isneginf", "isposinf"),
 ):
     FUNCTIONS[_name] = _constant(_name)
-_FACTS: dict[str, Function] = {
+FUNCTIONS |= {
     "shape": lambda xp, x: tuple(x.shape),
     "ndim": lambda xp, x: x.ndim,
     "size": lambda xp, x, axis=None: math.prod(x.shape if axis is None else [x.shape[i] for i in _tuple(axis)]),
@@ -190,12 +185,7 @@ _FACTS: dict[str, Function] = {
     "iscomplexobj": lambda xp, x: "complex" in str(x.dtype),
     "isrealobj": lambda xp, x: "complex" not in str(x.dtype),
     "copy": lambda xp, x, order="K": xp.asarray(x, copy=True),
-}
-FUNCTIONS |= _FACTS
-
-# --- elementwise ------------------------------------------------------------------------------------------------------
-
-FUNCTIONS |= {
+    # elementwise
     "sinc": sinc,
     "i0": lambda xp, x: getattr(xp, "special.i0")(x),
     "deg2rad": lambda xp, x: x * (math.pi / 180.0),
@@ -296,12 +286,6 @@ FUNCTIONS |= {
     "partition": lambda xp, x, kth, axis=-1: FUNCTIONS["sort"](xp, x, axis),
     "take_along_axis": lambda xp, x, indices, axis=-1: xp.take_along_axis(_flat(xp, x, axis), indices, axis=axis or 0),
     "compress": lambda xp, condition, x, axis=None: FUNCTIONS["take"](xp, x, np.flatnonzero(condition), axis),
-    "diagonal": lambda xp, x, offset=0, axis1=0, axis2=1: xp.linalg.diagonal(
-        xp.moveaxis(x, (axis1, axis2), (-2, -1)), offset=offset
-    ),
-    "trace": lambda xp, x, offset=0, axis1=0, axis2=1: xp.linalg.trace(
-        xp.moveaxis(x, (axis1, axis2), (-2, -1)), offset=offset
-    ),
     "split": lambda xp, x, sections, axis=0: _split(xp, x, sections, axis, is_even=True),
     "array_split": lambda xp, x, sections, axis=0: _split(xp, x, sections, axis),
     "hsplit": lambda xp, x, sections: _split(xp, x, sections, int(x.ndim > 1), is_even=True),
@@ -312,6 +296,10 @@ FUNCTIONS |= {
     "unique": lambda xp, x: _unique(xp, _flat(xp, x, None)),
 }
 FUNCTIONS |= {"row_stack": FUNCTIONS["vstack"]}
+for _name in ("diagonal", "trace"):
+    FUNCTIONS[_name] = lambda xp, x, offset=0, axis1=0, axis2=1, name=_name: getattr(xp.linalg, name)(
+        xp.moveaxis(x, (axis1, axis2), (-2, -1)), offset=offset
+    )
 for _name in ("delete", "repeat", "lib.stride_tricks.sliding_window_view"):
     FUNCTIONS[_name] = lambda xp, x, *args, name=_name, **options: _elements(xp, x, name, *args, **options)
 for _name in ("rollaxis", "swapaxes", "transpose"):  # as they permute an array of shape (0, 1, 2, ...)
@@ -553,11 +541,9 @@ FUNCTIONS |= {
     "linalg.svd": lambda xp, x, full_matrices=True, compute_uv=True: (
         xp.linalg.svd(x, full_matrices=full_matrices) if compute_uv else xp.linalg.svdvals(x)
     ),
+    "linalg.tensordot": lambda xp, a, b, axes=2: FUNCTIONS["tensordot"](xp, a, b, axes),
     "linalg.cond": lambda xp, x, p=2: _norm(xp, x, p or 2, (-2, -1)) * _norm(xp, xp.linalg.inv(x), p or 2, (-2, -1)),
 }
-
-
-FUNCTIONS["linalg.tensordot"] = FUNCTIONS["tensordot"]
 
 
 @define("cross")
@@ -789,7 +775,7 @@ def _linspace(
 
 _METHODS = (
     "sum prod mean std var max min argmax argmin argsort all any cumsum cumprod ravel swapaxes squeeze dot copy clip "
-    "round trace diagonal repeat take ptp conjugate nonzero searchsorted"
+    "round trace diagonal repeat take ptp conj conjugate nonzero searchsorted"
 )
 
 
@@ -807,7 +793,6 @@ def _sizes(sizes: tuple[Any, ...]) -> Any:
 
 
 _OTHER_METHODS: dict[str, Function] = {
-    "conj": lambda x: lambda: x._namespace.conj(x),
     "compress": lambda x: lambda condition, axis=None: call_function("compress", (condition, x, axis), {}),
     "reshape": lambda x: lambda *shape, order="C": call_function("reshape", (x, _sizes(shape), order), {}),
     "transpose": lambda x: lambda *axes: call_function("transpose", (x, _sizes(axes) if axes else None), {}),

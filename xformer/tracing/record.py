@@ -11,9 +11,11 @@ import importlib.util
 import operator
 import re
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from xformer import hints
+from xformer.backends import Library, extra
 from xformer.backends.special import special_function
 from xformer.errors import DifferentiationError
 from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, Rule
@@ -27,6 +29,52 @@ VIEWS = {
     *("imag", "matrix_transpose", "moveaxis", "operator_pos", "permute_dims", "positive", "real", "reshape", "squeeze"),
     "to_device",
 }
+
+
+class Trace:
+    """A namespace that records what its functions compute in a base namespace.
+
+    Attributes:
+        base: The namespace below; the values of traced arrays are arrays of it.
+        library: The library below all traces.
+        is_closed: Whether the trace has ended, so that its arrays cannot be used any more.
+    """
+
+    is_trace = True
+    is_closed = True  # for __del__ of an instance that was copied without attributes
+    base: Any
+    library: Any
+
+    def __getattr__(self, name: str) -> Any:
+        """Bind a function at its first use; a trace uses only some twenty of the two hundred."""
+        if name.startswith("__") and name != "__array_namespace_info__":
+            return getattr(self.base, name)
+        if self.is_closed:
+            raise self.ended(name)
+        if hasattr(Library, name) and name not in extra.NAMES:
+            return getattr(self.library, name)
+        try:
+            value = base_function(self.base, name)
+            if isinstance(value, ModuleType | Extension):
+                value = Extension(self, name, value)
+            elif callable(value) and not isinstance(value, type):  # no dtype or constant
+                value = self.bind(name, value)
+        except AttributeError as error:
+            if name not in hints.ARRAYS or isinstance(error, NoRuleError):
+                raise
+            raise AttributeError(
+                f"the namespace of {self.base.name} has no function {name!r}; {hints.ARRAYS[name]}"
+            ) from None
+        setattr(self, name, value)
+        return value
+
+    def ended(self, name: str) -> Exception:
+        """Return the error for a use of an array after the end."""
+        raise NotImplementedError
+
+    def bind(self, name: str, function: Function) -> Function:
+        """Return the traced version of a function of the base namespace."""
+        raise NotImplementedError
 
 
 def bind_rule(trace: Any, name: str, function: Function, rule: Rule) -> Function:
@@ -207,25 +255,13 @@ IN_BOTH = {"matmul", "matrix_transpose", "tensordot", "vecdot"}  # the main name
 _PYTHON_OPERATORS: dict[str, Function] = {f"operator_{name}": getattr(operator, f"__{name}__") for name in OPERATORS}
 
 
-def _special(base: Any, name: str) -> Function:
-    """Return a function of scipy.special that takes no options of ufuncs, such as `where`."""
-
-    def call(*args: Any, **options: Any) -> Any:
-        if options:
-            raise DifferentiationError(f"special.{name} of a traced array has no argument {next(iter(options))}")
-        return function(*args)
-
-    function = special_function(base, name)
-    return call
-
-
 def base_function(base: Any, name: str) -> Any:
     """Return the function called `name` in the base namespace of a trace; an enclosing trace knows all names itself."""
     if base.is_trace:
         return getattr(base, name)
     if "." in name:
         extension, _, name = name.partition(".")
-        return _special(base, name) if extension == "special" else getattr(getattr(base, extension), name)
+        return special_function(base, name) if extension == "special" else getattr(getattr(base, extension), name)
     if name == "special" and importlib.util.find_spec("scipy"):
         return importlib.import_module("scipy.special")  # which has the names
     if name in _PYTHON_OPERATORS:
@@ -245,17 +281,6 @@ class Extension:
         if not callable(getattr(self._module, name)):
             return getattr(self._module, name)
         return getattr(self._trace, name if name in IN_BOTH else f"{self._name}.{name}")
-
-
-def set_item(xp: Any, x: Any, value: Any, key: Any) -> Any:
-    """Return a copy of `x` with `value` at `key`."""
-    if xp.is_trace:
-        return xp.setitem(x, value, key)
-    return xp.set_item(x, value, key)
-
-
-def _get_item(xp: Any, x: Any, key: Any) -> Any:
-    return x[key]
 
 
 def _to_device(xp: Any, x: Any, device: Any, *, stream: Any = None) -> Any:
@@ -278,5 +303,6 @@ def _in_place(name: str) -> Function:
     return inplace
 
 
-_OWN_FUNCTIONS: dict[str, Function] = {"getitem": _get_item, "setitem": set_item, "to_device": _to_device}
+_OWN_FUNCTIONS: dict[str, Function] = {"getitem": lambda xp, x, key: x[key], "to_device": _to_device}
+_OWN_FUNCTIONS |= {"setitem": lambda xp, x, value, key: xp.set_item(x, value, key)}
 _OWN_FUNCTIONS |= {f"inplace_{name}": _in_place(name) for name in BINARY_OPERATORS}

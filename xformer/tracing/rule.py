@@ -110,6 +110,16 @@ def defvjp(name: str, *formulas: Formula, positions: Sequence[int] | None = None
     RULES[name] = Rule(formulas, positions or range(len(formulas)))
 
 
+def registrar(table: dict[str, Formula], *names: str) -> Callable[[Formula], Formula]:
+    """Return a decorator that puts a function into a table under some names."""
+
+    def register(function: Formula) -> Formula:
+        table.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
 def defvjp_sequence(name: str) -> Callable[[Formula], Formula]:
     """Return a decorator that registers the derivative of a function of a list of arrays.
 
@@ -117,12 +127,7 @@ def defvjp_sequence(name: str) -> Callable[[Formula], Formula]:
         name: Name of the function, e.g. "concat". The formula f(xp, g, shapes, **keywords) returns one cotangent for
             each array.
     """
-
-    def register(formula: Formula) -> Formula:
-        SEQUENCE_RULES[name] = formula
-        return formula
-
-    return register
+    return registrar(SEQUENCE_RULES, name)
 
 
 def defvjp_outputs(name: str) -> Callable[[Formula], Formula]:
@@ -132,12 +137,7 @@ def defvjp_outputs(name: str) -> Callable[[Formula], Formula]:
         name: Name of the function, e.g. "linalg.qr". The formula f(xp, g, x, outputs, **keywords) returns the cotangent
             of x; g is the list of the cotangents of the outputs, with zeros for unused ones.
     """
-
-    def register(formula: Formula) -> Formula:
-        OUTPUT_RULES[name] = formula
-        return formula
-
-    return register
+    return registrar(OUTPUT_RULES, name)
 
 
 def decomposition(name: str) -> Callable[[Formula], Formula]:
@@ -148,12 +148,7 @@ def decomposition(name: str) -> Callable[[Formula], Formula]:
     Args:
         name: Name of the function. The decomposition is called as f(xp, ...).
     """
-
-    def register(function: Formula) -> Formula:
-        DECOMPOSITIONS[name] = function
-        return function
-
-    return register
+    return registrar(DECOMPOSITIONS, name)
 
 
 def not_differentiable(*names: str) -> None:

@@ -274,8 +274,7 @@ def test_a_training_step_copies_nothing_from_the_host(cuda_host, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(cupy_backend, "_TABLES", {})
     monkeypatch.setitem(libraries._LIBRARIES, "cupy", resolve("numpy"))  # it is not imported
-    monkeypatch.setattr(NumpyLibrary, "_random_mask", CupyLibrary._random_mask, raising=False)
-    for function in (CupyLibrary.random_mask, CupyLibrary.rows_of_table):
+    for function in (CupyLibrary.random_mask, CupyLibrary.counted_random_mask, CupyLibrary.rows_of_table):
         on_current_device = lambda *given, function=function: function(*given[:-1], device=None)  # noqa: E731
         monkeypatch.setattr(NumpyLibrary, function.__name__, on_current_device)
     copies, place = [], NumpyLibrary._place

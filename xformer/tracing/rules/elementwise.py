@@ -70,9 +70,8 @@ defvjp("remainder", lambda g: g, lambda xp, g, a, b: -g * xp.floor_divide(a, b))
 
 def array_like(xp: Any, value: Any, like: Any) -> Any:
     """Convert a Python scalar to an array, since some functions take arrays only."""
-    return (
-        xp.asarray(value, dtype=like.dtype, device=device(like)) if isinstance(value, int | float | complex) else value
-    )
+    is_number = isinstance(value, int | float | complex)
+    return xp.asarray(value, dtype=like.dtype, device=device(like)) if is_number else value
 
 
 def _unit(xp: Any, g: Any, a: Any, b: Any) -> Any:
@@ -135,11 +134,7 @@ for _name in ("maximum", "minimum"):
     defvjp(_name, lambda xp, g, a, b, y: _selected(xp, g, a, b, y), lambda xp, g, a, b, y: _selected(xp, g, b, a, y))
 
 
-def _copysign(xp: Any, g: Any, a: Any, y: Any) -> Any:
-    return g * xp.sign(a) * xp.sign(y)
-
-
-defvjp("copysign", _copysign, lambda xp, g: xp.zeros_like(g))
+defvjp("copysign", lambda xp, g, a, y: g * xp.sign(a) * xp.sign(y), lambda xp, g: xp.zeros_like(g))
 defvjp("nextafter", lambda g: g, lambda xp, g: xp.zeros_like(g))
 
 # where(condition, a, b): each side gets the cotangent where it was chosen.

@@ -8,7 +8,7 @@ from typing import Any
 from xformer.backends import device, is_complex
 from xformer.backends.portable import tensordot
 from xformer.errors import DifferentiationError
-from xformer.tracing.rule import decomposition, defvjp, defvjp_outputs, not_differentiable
+from xformer.tracing.rule import DECOMPOSITIONS, decomposition, defvjp, defvjp_outputs, not_differentiable
 from xformer.tracing.rules.elementwise import conjugate, squared_size
 
 
@@ -44,7 +44,7 @@ defvjp(
     lambda xp, g, b, *, axis=-1: conjugate(xp, xp.expand_dims(g, axis=axis) * b),
     lambda xp, g, a, *, axis=-1: xp.expand_dims(g, axis=axis) * conjugate(xp, a),
 )
-decomposition("tensordot")(tensordot)
+DECOMPOSITIONS["tensordot"] = tensordot
 
 
 # --- xp.linalg --------------------------------------------------------------------------------------------------------
@@ -173,14 +173,14 @@ def _svd(xp: Any, g: Any, x: Any, outputs: Any, *, full_matrices: bool = True) -
     return total
 
 
-@decomposition("linalg.eigvalsh")
-def _eigvalsh(xp: Any, x: Any, /) -> Any:
-    return xp.linalg.eigh(x)[0]
-
-
-@decomposition("linalg.svdvals")
-def _svdvals(xp: Any, x: Any, /) -> Any:
-    return xp.linalg.svd(x, full_matrices=False)[1]
+DECOMPOSITIONS |= {
+    "linalg.eigvalsh": lambda xp, x: xp.linalg.eigh(x)[0],
+    "linalg.svdvals": lambda xp, x: xp.linalg.svd(x, full_matrices=False)[1],
+    "linalg.outer": lambda xp, x1, x2: x1[:, None] * x2[None, :],
+    "linalg.trace": lambda xp, x, *, offset=0, **options: xp.sum(
+        xp.linalg.diagonal(x, offset=offset), axis=-1, **options
+    ),
+}
 
 
 @decomposition("linalg.matrix_power")
@@ -193,11 +193,6 @@ def _matrix_power(xp: Any, x: Any, n: int, /) -> Any:
         x, n = x @ x if n > 1 else x, n // 2
     eye = xp.eye(x.shape[-1], dtype=x.dtype, device=device(x))
     return xp.zeros_like(x) + eye if power is None else +power
-
-
-@decomposition("linalg.outer")
-def _outer(xp: Any, x1: Any, x2: Any, /) -> Any:
-    return x1[:, None] * x2[None, :]
 
 
 @decomposition("linalg.cross")
@@ -213,11 +208,6 @@ def _diagonal(xp: Any, x: Any, /, *, offset: int = 0) -> Any:
     start = max(offset, 0) if offset >= 0 else -offset * columns  # of the diagonal among the elements of a matrix
     indices = start + (columns + 1) * xp.arange(count, device=device(x))
     return xp.take(xp.reshape(x, (*x.shape[:-2], rows * columns)), indices, axis=-1)
-
-
-@decomposition("linalg.trace")
-def _trace(xp: Any, x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
-    return xp.sum(xp.linalg.diagonal(x, offset=offset), axis=-1, dtype=dtype)
 
 
 @decomposition("linalg.vector_norm")
