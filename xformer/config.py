@@ -27,11 +27,11 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "tuple[str, ...]": ((tuple, list), "a list of strings"),
     "dict[str, Any]": (dict, "a table"),
 }
-_BOUNDS = {
-    "at_least": "at least {}",
-    "above": "a number above {}",
-    "at_most": "at most {}",
-    "below": "a number below {}",
+_BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "at_least": (operator.ge, "at least {}"),
+    "above": (operator.gt, "a number above {}"),
+    "at_most": (operator.le, "at most {}"),
+    "below": (operator.lt, "a number below {}"),
 }
 
 
@@ -118,10 +118,9 @@ class Config:
                 continue
             if isinstance(value, np.generic):  # as Python values they can be written to JSON
                 value = value.item()
-                object.__setattr__(self, field.name, value)
-            if isinstance(value, list) and _type_name(field).startswith("tuple"):
+            elif isinstance(value, list) and _type_name(field).startswith("tuple"):
                 value = tuple(value)
-                object.__setattr__(self, field.name, value)
+            vars(self)[field.name] = value
             check_value(field, value)
 
     def to_dict(self) -> dict[str, Any]:
@@ -276,15 +275,10 @@ def _is_valid(value: Any, metadata: Any) -> bool:
     choices = metadata.get("choices")
     if choices is not None and value not in choices:
         return False
-    at_least, above, at_most, below = (metadata.get("bounds", {}).get(name) for name in _BOUNDS)
-    if isinstance(value, float) and not math.isfinite(value) and value != at_most:
+    bounds = metadata.get("bounds", {})
+    if isinstance(value, float) and not math.isfinite(value) and value != bounds.get("at_most"):
         return False
-    return (
-        (at_least is None or value >= at_least)
-        and (above is None or value > above)
-        and (at_most is None or value <= at_most)
-        and (below is None or value < below)
-    )
+    return all(bound is None or _BOUNDS[name][0](value, bound) for name, bound in bounds.items())
 
 
 def describe_values(metadata: Any) -> str:
@@ -296,4 +290,4 @@ def describe_values(metadata: Any) -> str:
         (low_name, low), (high_name, high) = bounds.items()
         left, right = "[" if low_name == "at_least" else "(", "]" if high_name == "at_most" else ")"
         return f"a number in {left}{low:g}, {high:g}{right}"
-    return "".join(_BOUNDS[name].format(f"{bound:g}") for name, bound in bounds.items())
+    return "".join(_BOUNDS[name][1].format(f"{bound:g}") for name, bound in bounds.items())

@@ -65,14 +65,14 @@ _MAX_LINKS = 40  # one after another, as on Linux
 
 
 @contextlib.contextmanager
-def file_errors(message: str) -> Iterator[None]:
-    """Turn an OSError inside the block into CheckpointError, with the reason after the message."""
+def file_errors(message: str, hint: str = "") -> Iterator[None]:
+    """Turn an OSError inside the block, but not that of a pipe, into CheckpointError: the message, reason and hint."""
     try:
         yield
     except OSError as error:
-        if isinstance(error, CheckpointError):
+        if isinstance(error, CheckpointError | BrokenPipeError):
             raise
-        raise CheckpointError(f"{message}: {error.strerror or error}") from error
+        raise CheckpointError(f"{message}: {error.strerror or error}{hint}") from error
 
 
 @contextlib.contextmanager
@@ -88,16 +88,12 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         BrokenPipeError: If nobody reads the pipe.
     """
     check_path(path)
-    try:
-        with _open_device(path) if is_device(path) else _replacement(Path(os.path.realpath(path))) as file:
-            yield file
-    except OSError as error:
-        if isinstance(error, CheckpointError | BrokenPipeError):
-            raise
-        raise CheckpointError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another path "
-            "(a file that was there before is intact)"
-        ) from error
+    hint = "; free space or choose another path (a file that was there before is intact)"
+    with (
+        file_errors(f"cannot write {path}", hint),
+        _open_device(path) if is_device(path) else _replacement(Path(os.path.realpath(path))) as file,
+    ):
+        yield file
 
 
 @contextlib.contextmanager
@@ -290,21 +286,10 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 # --- Arrays -----------------------------------------------------------------------------------------------------------
 
 # Names of dtypes, and their codes in safetensors files.
-_CODES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
+_KINDS = {"float": ("F", (64, 32, 16)), "bfloat": ("BF", (16,))}
+_KINDS |= {"int": ("I", (64, 32, 16, 8)), "uint": ("U", (64, 32, 16, 8))}
+_CODES = {f"{name}{bits}": f"{code}{bits}" for name, (code, sizes) in _KINDS.items() for bits in sizes}
+_CODES["bool"] = "BOOL"
 _NAMES = {code: name for name, code in _CODES.items()}
 _SIZES = {code: 2 if name == "bfloat16" else np.dtype(name).itemsize for name, code in _CODES.items()}
 _METADATA = "__metadata__"

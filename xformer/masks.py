@@ -13,7 +13,7 @@ from typing import Any
 from xformer.backends import Array, Device, array_namespace, dtype_name, is_integer, resolve
 from xformer.config import check_count
 from xformer.errors import BackendError, ConfigError, ShapeError, XformerError, out_of_memory
-from xformer.ops.attention import causal_mask
+from xformer.ops.attention import causal_mask, window_mask
 from xformer.ops.operation import Signature
 from xformer.tree import is_array
 
@@ -37,12 +37,16 @@ def padding(tokens: Array, pad_id: int) -> Array:
     xp = array_namespace(tokens)
     if not isinstance(pad_id, Integral):
         raise ConfigError(f"pad_id is {pad_id!r}; expected an integer")
-    if len(tokens.shape) != 2 or not is_integer(tokens.dtype):
+    _check_ids("tokens", tokens)
+    return xp.expand_dims(xp.expand_dims(tokens != pad_id, axis=1), axis=1)
+
+
+def _check_ids(name: str, ids: Array) -> None:
+    if len(ids.shape) != 2 or not is_integer(ids.dtype):
         raise ShapeError(
-            f"tokens have shape {tuple(tokens.shape)} and dtype {dtype_name(tokens.dtype)}; "
+            f"{name} have shape {tuple(ids.shape)} and dtype {dtype_name(ids.dtype)}; "
             "expected integers of shape (batch, length)"
         )
-    return xp.expand_dims(xp.expand_dims(tokens != pad_id, axis=1), axis=1)
 
 
 def segments(segment_ids: Array) -> Array:
@@ -60,11 +64,7 @@ def segments(segment_ids: Array) -> Array:
         ShapeError: If the indices are not a matrix of integers.
     """
     xp = array_namespace(segment_ids)
-    if len(segment_ids.shape) != 2 or not is_integer(segment_ids.dtype):
-        raise ShapeError(
-            f"segment_ids have shape {tuple(segment_ids.shape)} and dtype {dtype_name(segment_ids.dtype)}; "
-            "expected integers of shape (batch, length)"
-        )
+    _check_ids("segment_ids", segment_ids)
     batch, length = segment_ids.shape
     return xp.reshape(segment_ids, (batch, 1, length, 1)) == xp.reshape(segment_ids, (batch, 1, 1, length))
 
@@ -84,8 +84,6 @@ def causal(queries: int, keys: int | None = None, *, xp: Any = "numpy", device: 
         Mask of shape (queries, keys).
     """
     keys = queries if keys is None else keys
-    for name, value in (("queries", queries), ("keys", keys)):
-        check_count(name, value, at_least=0)
     with _placed(device, queries, keys):
         return causal_mask(resolve(xp), queries, keys, device)
 
@@ -119,24 +117,21 @@ def sliding_window(
         ConfigError: If the size is below 1, or another number is no integer.
     """
     check_count("size", size)
-    xp, keys = resolve(xp), queries if keys is None else keys
-    for name, value in (("queries", queries), ("keys", keys)):
-        check_count(name, value, at_least=0)
-    start = keys - queries if start is None else start
-    first: Any = start
-    is_position = is_array(first) and is_integer(first.dtype)
-    is_position = is_position and (tuple(first.shape) in ((), (1,)) or tuple(first.shape[1:]) == (1, 1, 1))
-    if not isinstance(start, Integral) and not is_position:
-        raise ConfigError(f"start is {start!r}; expected an integer, or an array of one integer")
+    keys = queries if keys is None else keys
     with _placed(device, queries, keys):
-        query = xp.reshape(xp.arange(queries, device=device), (queries, 1))
-        key = xp.reshape(xp.arange(keys, device=device), (1, keys))
-    return xp.abs(query + start - key) < size
+        first: Any = keys - queries if start is None else start
+        is_position = is_array(first) and is_integer(first.dtype)
+        is_position = is_position and (tuple(first.shape) in ((), (1,)) or tuple(first.shape[1:]) == (1, 1, 1))
+        if not isinstance(first, Integral) and not is_position:
+            raise ConfigError(f"start is {start!r}; expected an integer, or an array of one integer")
+        return window_mask(resolve(xp), first, queries, keys, size, device)
 
 
 @contextlib.contextmanager
 def _placed(device: Device, queries: int, keys: int) -> Iterator[None]:
-    """Raise BackendError for a device that does not exist, and OutOfMemoryError for a mask that is too large."""
+    """Raise errors for sizes that are no counts, for a device that does not exist, and for a mask that is too large."""
+    for name, value in (("queries", queries), ("keys", keys)):
+        check_count(name, value, at_least=0)
     try:
         with out_of_memory(f"a mask of {queries} queries and {keys} keys", "pass causal=True or window to the layer"):
             yield

@@ -89,7 +89,7 @@ class Communicator(ABC):
         if padding:
             flat.append(xp.zeros((padding,), dtype=flat[0].dtype, device=device(flat[0])))
         is_rounded = self.communication_dtype == "bfloat16" and flat[0].dtype == xp.float32 and not exact
-        pack, unpack = (to_bits, from_bits) if is_rounded else (_same, _same)
+        pack, unpack = (to_bits, from_bits) if is_rounded else (lambda x: x, lambda x: x)
         rows = unpack(self._all_to_all(pack(xp.reshape(xp.concat(flat), (self.size, -1)))))
         part = tree_sum([rows[rank, :] for rank in range(self.size)])
         total = xp.reshape(unpack(self._all_gather(pack(part))), (-1,))
@@ -99,20 +99,21 @@ class Communicator(ABC):
             yield xp.reshape(total[start:stop], array.shape)
             start = stop
 
-    def share(self, arrays: Sequence[Array], owners: Sequence[int]) -> list[Array]:
+    def share(self, arrays: Sequence[Array | None], owners: Sequence[int]) -> list[Any]:
         """Return each array as the rank that owns it has it.
 
         Args:
-            arrays: Arrays of the same shapes and dtypes on all ranks.
+            arrays: Arrays of the same shapes and dtypes on all ranks, or None.
             owners: Rank that owns each array.
         """
         if self.size == 1:
             return list(arrays)
-        shared = []
-        for array, owner in zip(arrays, owners, strict=True):
-            local = to_host(array) if self.on_host else array
-            received = self._broadcast(local, owner)
-            shared.append(array if owner == self.rank else _like(received, array) if self.on_host else received)
+        shared: list[Any] = list(arrays)
+        for index, (array, owner) in enumerate(zip(arrays, owners, strict=True)):
+            if array is not None:
+                received = self._broadcast(to_host(array) if self.on_host else array, owner)
+                if owner != self.rank:
+                    shared[index] = _like(received, array) if self.on_host else received
         return shared
 
     def all_gather(self, value: Any) -> list[Any]:
@@ -173,10 +174,6 @@ def broadcast(communicator: Communicator, tree: Any, root: int = 0) -> Any:
     """Return a tree with the arrays of the rank `root`; see `Communicator.share`."""
     leaves, rebuild = flatten(tree)
     return rebuild(communicator.share(leaves, [root] * len(leaves)))
-
-
-def _same(array: Any) -> Any:
-    return array
 
 
 def buckets(arrays: Sequence[Any], max_bytes: int = _BUCKET_BYTES) -> Iterator[list[int]]:

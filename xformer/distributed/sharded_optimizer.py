@@ -50,10 +50,7 @@ class ShardedOptimizer:
                 return None
             mine = iter(own)
             arrays = [next(mine) if owner == rank else zero for zero, owner in zip(zeros, owners, strict=True)]
-            kept = [array for array in arrays if array is not None]
-            owners_of_kept = [owner for array, owner in zip(arrays, owners, strict=True) if array is not None]
-            shared = iter(self.communicator.share(kept, owners_of_kept))
-            return rebuild([None if array is None else next(shared) for array in arrays], keep=False)
+            return rebuild(self.communicator.share(arrays, owners), keep=False)
 
         return type(state)(state[0], *map(gather, self._zeros(leaves), state[1:]))
 

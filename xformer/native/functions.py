@@ -105,14 +105,14 @@ def _fill(out: Any, value: Any) -> bool:
 # --- elementwise functions ----------------------------------------------------------------------------------------
 
 
-def _binary(operation: str, dtypes: tuple[Any, ...], *names: str) -> None:
+def _elementwise(operation: str, dtypes: tuple[Any, ...], *names: str) -> None:
     """Register a function whose operands are cast to the dtype of the result."""
 
     @_lowering(operation, *names)
-    def lower(out: Any, a: Any, b: Any, /) -> bool:
-        if out.dtype not in dtypes or not (_is_operand(a) and _is_operand(b)):
+    def lower(out: Any, /, *operands: Any) -> bool:
+        if out.dtype not in dtypes or not all(map(_is_operand, operands)):
             return False
-        native.call(operation, (_operand(a, out.dtype), _operand(b, out.dtype), out))
+        native.call(operation, (*[_operand(x, out.dtype) for x in operands], out))
         return True
 
 
@@ -131,17 +131,6 @@ def _comparison(operation: str, *names: str) -> None:
         return True
 
 
-def _unary(operation: str, dtypes: tuple[Any, ...], *names: str) -> None:
-    """Register a function of numbers; the argument is cast to the dtype of the result."""
-
-    @_lowering(operation, *names)
-    def lower(out: Any, x: Any, /) -> bool:
-        if out.dtype not in dtypes or not _is_operand(x):
-            return False
-        native.call(operation, (_operand(x, out.dtype), out))
-        return True
-
-
 def _classification(operation: str, of_integers: bool) -> None:
     """Register a predicate; that of all integers is known."""
 
@@ -153,26 +142,26 @@ def _classification(operation: str, of_integers: bool) -> None:
         return True
 
 
-_binary("add", _NUMBERS, "operator_add")
-_binary("subtract", _NUMBERS, "operator_sub")
-_binary("multiply", _NUMBERS, "operator_mul")
-_binary("divide", _FLOATS, "operator_truediv")
-_binary("floor_divide", _INTEGERS, "operator_floordiv")
-_binary("remainder", _INTEGERS, "operator_mod")
+_elementwise("add", _NUMBERS, "operator_add")
+_elementwise("subtract", _NUMBERS, "operator_sub")
+_elementwise("multiply", _NUMBERS, "operator_mul")
+_elementwise("divide", _FLOATS, "operator_truediv")
+_elementwise("floor_divide", _INTEGERS, "operator_floordiv")
+_elementwise("remainder", _INTEGERS, "operator_mod")
 for _name in ("maximum", "minimum"):  # of floats, NumPy decides by the processor which of two zeros is larger
-    _binary(_name, _INTEGERS)
+    _elementwise(_name, _INTEGERS)
 for _names in (("equal", "eq"), ("not_equal", "ne"), ("less", "lt"), ("less_equal", "le"), ("greater", "gt")):
     _comparison(_names[0], f"operator_{_names[1]}")
 _comparison("greater_equal", "operator_ge")
 for _name in ("and", "or", "xor"):
-    _binary(f"logical_{_name}", (_BOOL,), f"bitwise_{_name}", f"operator_{_name}")
-_unary("negative", _NUMBERS, "operator_neg")
-_unary("abs", _NUMBERS, "operator_abs")
+    _elementwise(f"logical_{_name}", (_BOOL,), f"bitwise_{_name}", f"operator_{_name}")
+_elementwise("negative", _NUMBERS, "operator_neg")
+_elementwise("abs", _NUMBERS, "operator_abs")
 for _name in ("square", "sign"):
-    _unary(_name, _NUMBERS)
+    _elementwise(_name, _NUMBERS)
 for _name in ("sqrt", "reciprocal"):
-    _unary(_name, _FLOATS)
-_unary("logical_not", (_BOOL,), "bitwise_invert", "operator_invert")
+    _elementwise(_name, _FLOATS)
+_elementwise("logical_not", (_BOOL,), "bitwise_invert", "operator_invert")
 for _name, _of_integers in (("isfinite", True), ("isinf", False), ("isnan", False)):
     _classification(_name, _of_integers)
 

@@ -47,11 +47,7 @@ def _relu_squared_forward(x: Array, *, save: bool) -> tuple[Array, Any]:
     return y * y, y
 
 
-def _relu_squared_vjp(g: Array, y: Any, needs: Any) -> tuple[Any, ...]:
-    return (2.0 * g * y,)
-
-
-_relu_squared = Operation("relu_squared", _SIGNATURE, _relu_squared_forward, _relu_squared_vjp)
+_relu_squared = Operation("relu_squared", _SIGNATURE, _relu_squared_forward, lambda g, y, needs: (2.0 * g * y,))
 
 
 def relu_squared(x: Array) -> Array:
@@ -180,14 +176,8 @@ def quick_gelu(x: Array) -> Array:
     return _quick_gelu(x)
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "relu": relu,
-    "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
-    "silu": silu,
-    "relu_squared": relu_squared,
-    "quick_gelu": quick_gelu,
-}
+_FUNCTIONS = relu, gelu, gelu_tanh, silu, relu_squared, quick_gelu
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {function.__name__: function for function in _FUNCTIONS}
 
 
 def activation(name: Activation) -> Callable[[Array], Array]:

@@ -9,16 +9,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from xformer.backends import (
-    Array,
-    Device,
-    Namespace,
-    accumulation_dtype,
-    array_namespace,
-    device,
-    extra,
-    is_half_precision,
-)
+from xformer.backends import Array, accumulation_dtype, array_namespace, device, extra, is_half_precision
+from xformer.backends.array_types import Device, Namespace
 from xformer.config import check_bool, check_count
 from xformer.errors import ConfigError, ShapeError
 from xformer.ops.dropout import apply_dropout, check_keep_probability
@@ -62,10 +54,10 @@ def causal_mask(xp: Namespace, queries: int, keys: int, device: Device = None) -
     return key <= query
 
 
-def window_mask(xp: Namespace, queries: int, keys: int, window: int, device: Device = None) -> Array:
-    """Return a mask (queries, keys), True where a key is less than `window` away; the last query is at the last key."""
-    query = xp.reshape(xp.arange(keys - queries, keys, device=device), (queries, 1))
-    return xp.abs(query - xp.reshape(xp.arange(keys, device=device), (1, keys))) < window
+def window_mask(xp: Namespace, first: Any, queries: int, keys: int, window: int, device: Device = None) -> Array:
+    """Return a mask (queries, keys), True where a key is less than `window` away; the first query is at `first`."""
+    query = xp.reshape(xp.arange(queries, device=device), (queries, 1))
+    return xp.abs(query + first - xp.reshape(xp.arange(keys, device=device), (1, keys))) < window
 
 
 def visible(query: Array, key: Array, mask: Array | None, causal: bool, window: int) -> Array | None:
@@ -75,7 +67,7 @@ def visible(query: Array, key: Array, mask: Array | None, causal: bool, window: 
         allowed = causal_mask(xp, *sizes, device(query))
         mask = allowed if mask is None else xp.logical_and(mask, allowed)
     if window:
-        allowed = window_mask(xp, *sizes, window, device(query))
+        allowed = window_mask(xp, sizes[1] - sizes[0], *sizes, window, device(query))
         mask = allowed if mask is None else xp.logical_and(mask, allowed)
     return mask
 
@@ -177,11 +169,10 @@ def with_repeated_heads(forward: Forward, vjp: Vjp) -> tuple[Forward, Vjp]:
     def grouped_forward(
         query: Array, key: Array, value: Array, *masks: Array | None, **options: Any
     ) -> tuple[Any, Any]:
-        heads = key.shape[1]
-        if heads == query.shape[1]:
-            output, residuals = forward(query, key, value, *masks, **options)
-            return output, (residuals, 0)
-        output, residuals = forward(query, repeat_kv(key, query), repeat_kv(value, query), *masks, **options)
+        heads = 0 if key.shape[1] == query.shape[1] else key.shape[1]
+        if heads:
+            key, value = repeat_kv(key, query), repeat_kv(value, query)
+        output, residuals = forward(query, key, value, *masks, **options)
         return output, (residuals, heads)
 
     def grouped_vjp(g: Array, residuals: Any, needs: Any, **options: Any) -> tuple[Any, ...]:

@@ -30,6 +30,7 @@ class BlockWeight(InferenceWeight):
         is_transposed: The matrix is the transpose, (columns, rows).
     """
 
+    _elements = "blocks"
     is_packed = True
 
     blocks: Array
@@ -48,11 +49,6 @@ class BlockWeight(InferenceWeight):
         is_transposed = matrix.shape[0] * _FORMATS[num_bytes].num_values == shape[0] or matrix.shape[1] == shape[1]
         rows = matrix.T if is_transposed else matrix
         return cls(np.ascontiguousarray(rows).view(np.uint8).reshape(*rows.shape, num_bytes), is_transposed)
-
-    @property
-    def elements(self) -> Array:
-        """The blocks."""
-        return self.blocks
 
     @property
     def dtype(self) -> Any:

@@ -428,7 +428,16 @@ class Operation:
         if not (self.compute_in_float32 and xp.needs_upcast and any(map(_is_half_precision, arrays))):
             return self.definition
         dtype = arrays[0].dtype
-        forward = functools.partial(_upcast_forward, _operation=self, _dtype=dtype, _without_kernels=without_kernels)
+
+        def forward(*arrays: Any, save: bool, **options: Any) -> tuple[Any, Any]:
+            arrays, kernel = _upcast(xp, arrays), self.definition
+            if not without_kernels:
+                kernel = self.select(xp, arrays, options, self.check(*arrays), save=save)
+            output, residuals = kernel.forward(*arrays, save=save, **options)
+            is_tuple = isinstance(output, tuple)
+            rounded = tuple(xp.astype(y, dtype) for y in output) if is_tuple else xp.astype(output, dtype)
+            return rounded, (kernel.vjp, residuals)
+
         name = f"in float32, rounded to {dtype_name(dtype)}"
         return self.definition._replace(name=name, forward=forward, vjp=_upcast_vjp)
 
@@ -457,20 +466,6 @@ def _is_half_precision(array: Any) -> bool:
 def _upcast(xp: Namespace, arrays: Sequence[Any]) -> tuple[Any, ...]:
     """Cast float16 and bfloat16 arrays to float32; other arrays and None stay as they are."""
     return tuple(xp.astype(array, xp.float32) if _is_half_precision(array) else array for array in arrays)
-
-
-def _upcast_forward(
-    *arrays: Any, save: bool, _operation: Operation, _dtype: Any, _without_kernels: bool, **options: Any
-) -> tuple[Any, Any]:
-    xp = array_namespace(*arrays)
-    arrays = _upcast(xp, arrays)
-    kernel = _operation.definition
-    if not _without_kernels:
-        kernel = _operation.select(xp, arrays, options, _operation.check(*arrays), save=save)
-    output, residuals = kernel.forward(*arrays, save=save, **options)
-    if isinstance(output, tuple):
-        return tuple(xp.astype(y, _dtype) for y in output), (kernel.vjp, residuals)
-    return xp.astype(output, _dtype), (kernel.vjp, residuals)
 
 
 def _upcast_vjp(g: Any, residuals: Any, needs: Any, **options: Any) -> Any:

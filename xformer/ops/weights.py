@@ -22,7 +22,7 @@ class InferenceWeight(Module):
     """A matrix in another form, which linear maps and embeddings take as their weight.
 
     A table (rows, columns) is stored, and the matrix is this table or, if the last field `is_transposed` is true, its
-    transpose. A subclass has the property `elements` and these methods:
+    transpose. A subclass has these methods:
 
     - `_table_shape()`: (rows, columns).
     - `_table()`: the table as a floating array.
@@ -30,13 +30,15 @@ class InferenceWeight(Module):
     - `_take(indices)`: rows of the matrix in the other orientation.
     """
 
+    _elements: ClassVar[str]  # name of the field that has them
     multiplies_transposed: ClassVar[bool] = True
     is_packed: ClassVar[bool] = False  # whether `unpack` changes the weight
 
     @property
     def elements(self) -> Array:
         """The array that has the elements of the matrix, before they are multiplied by the scales."""
-        raise NotImplementedError
+        array: Array = getattr(self, self._elements)
+        return array
 
     @property
     def dtype(self) -> Any:
@@ -127,6 +129,8 @@ class QuantizedWeight(InferenceWeight):
         is_transposed: The matrix is the transpose, (columns, rows).
     """
 
+    _elements = "values"
+
     # The scales come first: the first parameter of a model determines its floating dtype.
     scales: Array
     values: Array
@@ -155,11 +159,6 @@ class QuantizedWeight(InferenceWeight):
         chunks = [_quantize(weight[i : min(i + step, rows), :], dtype) for i in range(0, max(1, rows), step)]
         scales, values = (xp.concat(arrays, axis=0) for arrays in zip(*chunks, strict=True))
         return cls(scales, values, False)
-
-    @property
-    def elements(self) -> Array:
-        """The values."""
-        return self.values
 
     def _table_shape(self) -> tuple[int, ...]:
         return self.values.shape
@@ -254,6 +253,7 @@ class PackedWeight(InferenceWeight):
         is_transposed: The matrix is the transpose, (columns, rows).
     """
 
+    _elements = "panels"
     multiplies_transposed = False
     is_packed = True
 
@@ -292,11 +292,6 @@ class PackedWeight(InferenceWeight):
         if self.scales is None:
             return contiguous(matrix.T if self.is_transposed else matrix)
         return QuantizedWeight(self.scales, contiguous(matrix.T), not self.is_transposed)
-
-    @property
-    def elements(self) -> Array:
-        """The panels."""
-        return self.panels
 
     def _table_shape(self) -> tuple[int, int]:
         return self.rows, self.columns

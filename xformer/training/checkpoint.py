@@ -16,20 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from xformer import io
 from xformer.backends import array_namespace
 from xformer.backends.array_types import T
 from xformer.errors import CheckpointError, ConfigError, describe_type
-from xformer.io import (
-    atomic_write,
-    check_path,
-    check_savable,
-    file_errors,
-    load_arrays,
-    lock_directory,
-    read_log,
-    restore_like,
-    save_arrays,
-)
 from xformer.layers.adapters import has_adapters
 from xformer.models.base import BaseModel
 from xformer.tree import Module, is_array, replace
@@ -50,11 +40,11 @@ class TrainingFiles:
         Raises:
             CheckpointError: If it cannot be created or written, or another process trains in it.
         """
-        with file_errors(f"cannot write to {self.directory}"):
+        with io.file_errors(f"cannot write to {self.directory}"):
             self.directory.mkdir(parents=True, exist_ok=True)
             with self.log.open("a", encoding="utf-8"):
                 pass
-        with lock_directory(self.directory):
+        with io.lock_directory(self.directory):
             yield
 
     def check_state(self, model: Any, state: Any) -> None:
@@ -68,13 +58,13 @@ class TrainingFiles:
                 f"the optimizer's state, {describe_type(state)}, cannot be saved in run_dir ({error}); expected a "
                 "NamedTuple of `step`, an integer, and of trees like the model"
             ) from error
-        check_savable(arrays)
+        io.check_savable(arrays)
 
     def save_state(self, model: Any, state: Any, optimizer: str, progress: dict[str, Any]) -> None:
         """Write the model, the optimizer state and the progress to one file, atomically."""
         progress = {"optimizer": optimizer, "settings": settings_of(model), **progress}
         metadata = {"format": "xformer-training-state", "progress": to_json(progress), "step": str(int(state.step))}
-        save_arrays(self.state, _arrays(model, state), metadata)
+        io.save_arrays(self.state, _arrays(model, state), metadata)
 
     def load_state(self, model: Any, state: Any, optimizer: str) -> tuple[Any, Any, dict[str, Any]]:
         """Read what `save_state` wrote into trees like `model` and `state`.
@@ -82,7 +72,7 @@ class TrainingFiles:
         Raises:
             CheckpointError: If the file is missing, damaged, or the state of another model or optimizer.
         """
-        arrays, metadata = load_arrays(self.state)
+        arrays, metadata = io.load_arrays(self.state)
         try:
             if metadata["format"] != "xformer-training-state":
                 raise KeyError("format")
@@ -103,23 +93,19 @@ class TrainingFiles:
         """Write the model that `fit` returns."""
         save_parameters(model, self.directory / "model.safetensors")
 
-    def load_model(self, model: Any) -> Any:
-        """Return a model with the parameters that `save_model` wrote."""
-        return load_parameters(model, self.directory)
-
     def append_log(self, *events: dict[str, Any]) -> None:
         """Append lines to the log."""
-        with file_errors(f"cannot write {self.log}"), self.log.open("a", encoding="utf-8") as file:
+        with io.file_errors(f"cannot write {self.log}"), self.log.open("a", encoding="utf-8") as file:
             file.writelines(to_json(event) + "\n" for event in events)
 
     def read_log(self) -> list[dict[str, Any]]:
         """Return all events of the log."""
-        return read_log(self.log)
+        return io.read_log(self.log)
 
     def rewind_log(self, step: int) -> None:
         """Remove events after `step`, which a resumed run logs again."""
         events = [event for event in self.read_log() if event.get("step", 0) <= step]
-        with atomic_write(self.log) as file:
+        with io.atomic_write(self.log) as file:
             file.write("".join(json.dumps(event) + "\n" for event in events).encode())
 
 
@@ -135,7 +121,7 @@ def save_parameters(model: Any, path: str | os.PathLike[str]) -> None:
         model.save(path)
     else:
         metadata = {"format": "xformer", "model": type(model).__name__, "settings": json.dumps(settings_of(model))}
-        save_arrays(path, dict(model.named_arrays()), metadata)
+        io.save_arrays(path, dict(model.named_arrays()), metadata)
 
 
 def load_parameters(model: T, path: str | os.PathLike[str]) -> T:
@@ -152,10 +138,10 @@ def load_parameters(model: T, path: str | os.PathLike[str]) -> T:
         ShapeError: If their shapes differ.
     """
     _check_module(model)
-    check_path(path)
+    io.check_path(path)
     path = Path(path, "model.safetensors") if os.path.isdir(path) else path
-    arrays, metadata = load_arrays(path)
-    loaded = replace(model, restore_like(arrays, dict(model.named_arrays())))
+    arrays, metadata = io.load_arrays(path)
+    loaded = replace(model, io.restore_like(arrays, dict(model.named_arrays())))
     if has_adapters(model):  # their scale belongs to their parameters; other settings, such as dropout, may change
         check_settings(path, model, json.loads(metadata.get("settings", "{}")))
     return loaded
@@ -298,4 +284,4 @@ def _trees(state: Any) -> dict[str, Any]:
 def _restore(tree: Any, arrays: Mapping[str, Any], prefix: str) -> Any:
     """Return the tree with the arrays of these names; raise KeyError or ShapeError if they do not fit."""
     current = dict(tree.named_arrays())
-    return replace(tree, restore_like({name: arrays[prefix + name] for name in current}, current))
+    return replace(tree, io.restore_like({name: arrays[prefix + name] for name in current}, current))

@@ -25,7 +25,7 @@ from xformer.errors import CheckpointError, ConfigError, TrainingError, check_ar
 from xformer.native import is_reproducible, use_reproducible_on
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads
-from xformer.training.checkpoint import TrainingFiles, nonfinite_parameter, restore_states, states_of
+from xformer.training.checkpoint import TrainingFiles, load_parameters, nonfinite_parameter, restore_states, states_of
 from xformer.training.data_parallel import can_split, default_num_workers
 from xformer.training.data_parallel import data_parallel as parallel_value_and_grad
 from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step, Validation
@@ -293,7 +293,7 @@ class TrainingLoop:
         if self.best_step is None:
             self.save_best(self.model)
         elif self._has_directory:
-            best = self.model if self.files is None else self.files.load_model(self.model)
+            best = self.model if self.files is None else load_parameters(self.model, self.files.directory)
             return broadcast(self.communicator, best)
         return self.model if self._best is None else self._best
 

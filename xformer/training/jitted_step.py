@@ -18,7 +18,7 @@ from xformer.tracing.activations import is_observing
 from xformer.tracing.arguments import has_identity_hash, hides_arrays
 from xformer.tracing.jit import has_effect, jit_repeated
 from xformer.tracing.program import compiler
-from xformer.tracing.tracer import Tracer
+from xformer.tracing.tracer import value_of
 from xformer.training.data_parallel import can_split, data_parallel, differentiate, is_numpy, sharded
 from xformer.training.optimizers import SGD, Adam, AdamW
 from xformer.training.step import StepResult, train_step
@@ -164,10 +164,5 @@ def _step_in_place(model: Any, state: Any, batches: Any, rng: Any, numbers: Any,
 def _write(target: Any, tree: Any) -> None:
     """Write the arrays of a tree into those of another one, except those that are the same."""
     for old, new in zip(flatten(target)[0], flatten(tree)[0], strict=True):
-        if _untraced(new) is not _untraced(old):
+        if value_of(new) is not value_of(old):  # an update in place returns the same one in another `Tracer`
             old[...] = new
-
-
-def _untraced(array: Any) -> Any:
-    """Return the array below a traced one: an update in place returns the same one in another `Tracer`."""
-    return array._value if type(array) is Tracer else array
