@@ -157,10 +157,6 @@ def as_view(source: Any, result: Any, name: str, args: tuple[Any, ...], keywords
 def bind_sequence(trace: Any, name: str, function: Function, formula: Function) -> Function:
     """Return the traced version of concat or stack, whose inputs are a list."""
 
-    def pull(xp: Any, g: Any, residuals: Any) -> Any:
-        shapes, keywords = residuals
-        return formula(xp, g, shapes, **keywords)
-
     def call(arrays: Any, /, **keywords: Any) -> Any:
         arrays = [x if is_array(x) else trace.asarray(x) for x in map(trace.stacked, arrays)]
         values = [trace.unwrap(array) for array in arrays]
@@ -168,7 +164,8 @@ def bind_sequence(trace: Any, name: str, function: Function, formula: Function) 
         parents = [trace.position(array) for array in arrays]
         if max(parents) < 0:
             return trace.wrap(output)
-        return trace.record(output, pull, parents, ([tuple(value.shape) for value in values], keywords))
+        shapes = [tuple(value.shape) for value in values]
+        return trace.record(output, lambda xp, g, _: formula(xp, g, shapes, **keywords), parents, None)
 
     return innermost(trace, name, call, has_list=True)
 

@@ -31,11 +31,7 @@ def inverse_square_root(peak: float, *, warmup_steps: int) -> Schedule:
     _check_rates(peak=peak)
     check_count("warmup_steps", warmup_steps)
     factor = peak * math.sqrt(warmup_steps)
-
-    def learning_rate(step: int) -> float:
-        return factor * min(math.pow(max(1, step), -0.5), step * math.pow(warmup_steps, -1.5))
-
-    return learning_rate
+    return lambda step: factor * min(math.pow(max(1, step), -0.5), step * math.pow(warmup_steps, -1.5))
 
 
 @check_arguments()
@@ -48,11 +44,7 @@ def constant(peak: float, *, warmup_steps: int = 0) -> Schedule:
     """
     _check_rates(peak=peak)
     check_count("warmup_steps", warmup_steps, at_least=0)
-
-    def learning_rate(step: int) -> float:
-        return peak if step >= warmup_steps else peak * step / warmup_steps
-
-    return learning_rate
+    return lambda step: peak if step >= warmup_steps else peak * step / warmup_steps
 
 
 @check_arguments()
