@@ -55,18 +55,43 @@ INLINE void fma(Vector& total, Vector a, Vector b) { EACH_REGISTER total.r[i] +=
 
 INLINE Vector load(const float* x) { Vector v; EACH_REGISTER v.r[i] = *(const UnalignedRegister*)(x + i * WIDTH); return v; }
 INLINE void store(float* x, Vector v) { EACH_REGISTER *(UnalignedRegister*)(x + i * WIDTH) = v.r[i]; }
-// The first `count` elements; the other lanes are `fill`.
+#if defined(__AVX512F__)
+INLINE __mmask16 first_lanes(int64_t count) { return count > 0 ? (1u << count) - 1 : 0; }
+#elif defined(__AVX2__)
+INLINE __m256i first_lanes(int64_t count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+// The first `count` elements; the other lanes are `fill`. Memory beyond them is not touched.
 INLINE Vector load(const float* x, int64_t count, float fill = 0.0f) {
     if (count >= LANES) return load(x);
+#if defined(__AVX512F__)
+    return {{(Register)_mm512_mask_loadu_ps(_mm512_set1_ps(fill), first_lanes(count), x)}};
+#elif defined(__AVX2__)
+    Vector v;
+    EACH_REGISTER {
+        const __m256i mask = first_lanes(count - i * WIDTH);
+        const __m256 some = _mm256_maskload_ps(x + i * WIDTH, mask);
+        v.r[i] = (Register)_mm256_blendv_ps(_mm256_set1_ps(fill), some, (__m256)mask);
+    }
+    return v;
+#else
     float lanes[LANES];
     for (int i = 0; i < LANES; i++) lanes[i] = i < count ? x[i] : fill;
     return load(lanes);
+#endif
 }
 INLINE void store(float* x, Vector v, int64_t count) {
     if (count >= LANES) return store(x, v);
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(x, first_lanes(count), (__m512)v.r[0]);
+#elif defined(__AVX2__)
+    EACH_REGISTER _mm256_maskstore_ps(x + i * WIDTH, first_lanes(count - i * WIDTH), (__m256)v.r[i]);
+#else
     float lanes[LANES];
     store(lanes, v);
     std::memcpy(x, lanes, count * sizeof(float));
+#endif
 }
 
 // GCC 12 converts vectors of int8 one lane at a time, so this is written with intrinsics.
