@@ -208,13 +208,14 @@ def random_blocks(kind, shape, rng):
     blocks = rng.integers(0, 256, (shape[0], shape[1] // num_values, num_bytes), dtype=np.uint8)
     scales = {
         TYPE.Q4_K: slice(0, 4), TYPE.Q5_K: slice(0, 4), TYPE.Q6_K: slice(208, 210), TYPE.IQ4_NL: slice(0, 2),
+        TYPE.Q2_K: slice(80, 84), TYPE.Q3_K: slice(108, 110),
     }[kind]  # fmt: skip
     blocks[..., scales] = np.frombuffer(np.float16(0.01).tobytes() * 2, np.uint8)[: scales.stop - scales.start]
     return blocks.reshape(shape[0], -1)
 
 
 @pytest.mark.parametrize("has_library", [True, False])
-@pytest.mark.parametrize("name", ["F16", "BF16", *gguf_file.QUANTIZED, "IQ4_NL"])
+@pytest.mark.parametrize("name", ["F16", "BF16", *gguf_file.QUANTIZED, "IQ4_NL", "Q2_K", "Q3_K"])
 def test_every_type_has_the_values_that_the_package_gguf_computes(name, has_library, tmp_path, monkeypatch):
     if not has_library:
         monkeypatch.setenv("XFORMER_KERNELS", "no-native")
@@ -232,7 +233,7 @@ def test_every_type_has_the_values_that_the_package_gguf_computes(name, has_libr
             tensors[f"{layer}{matrix}.bias"] = (256,)
     tensors |= {f"{layer}mlp.{matrix}_proj.weight": (256, 256) for matrix in ("gate", "up", "down")}
     tensors |= {f"{layer}{norm}_layernorm.weight": (256,) for norm in ("input", "post_attention")}
-    is_random = name in ("Q4_K", "Q5_K", "Q6_K", "IQ4_NL")  # the package cannot quantize to them
+    is_random = name.endswith("_K") or name == "IQ4_NL"  # the package cannot quantize to them
     tensors = {
         key: random_blocks(kind, shape, rng) if is_random and len(shape) == 2 else rng.normal(size=shape).astype("f4")
         for key, shape in tensors.items()
@@ -287,8 +288,8 @@ def test_a_directory_with_one_file_is_enough_and_several_are_refused(llama, tmp_
     (lambda writer: writer.add_tensor("rope_factors_long.weight", np.ones(3, "f4")),
      "has the tensor rope_factors_long"),
     (lambda writer: writer.add_tensor("blk.0.extra.weight", np.zeros(3, "f4")), r"has the tensor blk\.0\.extra"),
-    (lambda writer: writer.add_tensor("t", np.zeros((1, 84), "u1"), raw_dtype=TYPE.Q2_K),
-     "t has the type Q2_K; expected one of F32, F16, BF16, Q8_0"),
+    (lambda writer: writer.add_tensor("t", np.zeros((1, 82), "u1"), raw_dtype=TYPE.IQ2_S),
+     "t has the type IQ2_S; expected one of F32, F16, BF16, Q8_0"),
 ])  # fmt: skip
 def test_what_xformer_does_not_compute_is_refused_by_name(change, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):

@@ -233,7 +233,7 @@ def _write(path: Any, fields: dict[str, bytes], tensors: Tensors, entries: Any, 
         shape = read().shape if entry is None else entry.shape
         is_kept = len(shape) == 1 or key.endswith(_KEPT)
         wanted: Any = entry.code if entry and (is_kept or code is None) else "F32" if is_kept else code
-        wanted = "Q4_1" if wanted not in QUANTIZERS and read != entry.read else wanted
+        wanted = wanted if wanted in QUANTIZERS or _is_same(read(), entry) else "Q4_1"
         choices = wanted, _SMALLER.get(wanted, "F16"), "F16"
         codes[key] = code_of = next(each for each in choices if shape[-1] % _TYPES[each][1] == 0)
         names[code_of if code_of == wanted else f"{code_of}, as their rows do not fit {wanted}"] += 1
@@ -245,9 +245,13 @@ def _write(path: Any, fields: dict[str, bytes], tensors: Tensors, entries: Any, 
         file.write(header + bytes(-len(header) % alignment))
         for done, (key, read) in enumerate(tensors.items(), 1):
             x, entry = read(), entries.get(key)
-            is_same = entry and entry.code == codes[key] and np.array_equal(x, entry.read(), equal_nan=True)
+            is_same = entry and entry.code == codes[key] and _is_same(x, entry)
             data: Any = entry.stored() if is_same else quantize(x, codes[key])
             file.writelines((data, bytes(-len(data) % alignment)))
             if progress is not None:
                 progress(done, len(tensors))
     return "tensors: " + "; ".join(f"{count} in {name}" for name, count in names.items())
+
+
+def _is_same(x: Any, entry: Any) -> bool:
+    return np.array_equal(x, entry.read(), equal_nan=True)

@@ -27,11 +27,11 @@ from xformer.ops.blocks import dequantize
 TYPES = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 8: ("Q8_0", 32, 34), 2: ("Q4_0", 32, 18),
     3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18),
+    14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
 }  # fmt: skip
-QUANTIZED = tuple(name for name, num_values, _ in TYPES.values() if num_values > 1)[:-1]  # without IQ4_NL
+QUANTIZED = tuple(name for name, num_values, _ in TYPES.values() if num_values > 1)[:-3]  # that stay in blocks
 _UNSUPPORTED = {
-    10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
+    16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
     23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 _IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], "i1").view("u1")
@@ -231,13 +231,28 @@ class GGUFEntry(TensorEntry):
     def read_blocks(self, content: Any = None) -> Any:
         """Return the part of the bytes of the file that has the quantized blocks: (blocks, 1, bytes of a block).
 
-        Blocks of IQ4_NL become those of Q8_0, which can represent the same values.
+        Blocks of IQ4_NL become those of Q8_0, and blocks of Q3_K those of Q6_K, which can represent the same values.
         """
         blocks = self.stored(content).reshape(-1, 1, self.block[1])
-        if self.code != "IQ4_NL":
-            return blocks
-        values = np.concatenate([blocks[..., 2:] & 15, blocks[..., 2:] >> 4], axis=-1)
-        return np.concatenate([blocks[..., :2], _IQ4_NL[values]], axis=-1)
+        convert = {"IQ4_NL": _iq4_nl_as_q8_0, "Q3_K": _q3_k_as_q6_k}.get(self.code)
+        return blocks if convert is None else convert(blocks)
+
+
+def _iq4_nl_as_q8_0(blocks: Any) -> Any:
+    values = np.concatenate([blocks[..., 2:] & 15, blocks[..., 2:] >> 4], axis=-1)
+    return np.concatenate([blocks[..., :2], _IQ4_NL[values]], axis=-1)
+
+
+def _q3_k_as_q6_k(blocks: Any) -> Any:
+    """Convert 16 groups of values from -4 to 3, and their scales of 6 bits."""
+    high, low, scales, factor = np.split(blocks, (32, 96, 108), axis=-1)
+    steps = np.arange(8, dtype="u1")[:, None]
+    values = (low.reshape(-1, 2, 1, 32) >> steps[::2] & 3 | (high >> steps & 1).reshape(-1, 2, 4, 32) << 2) + 28
+    four_bits = values.reshape(-1, 2, 2, 64) & 15
+    low, high = four_bits[:, :, 0] | four_bits[:, :, 1] << 4, np.bitwise_or.reduce(values >> 4 << steps[::2], axis=2)
+    low_scales, high_scales = scales[..., :8] >> steps[::4] & 15, scales[..., 8:] >> steps[::2] & 3
+    scales = (low_scales.reshape(-1, 16) | high_scales.reshape(-1, 16) << 4) - 32
+    return np.concatenate([each.reshape(len(blocks), 1, -1) for each in (low, high, scales, factor)], axis=-1)
 
 
 class GGUFFile(TensorFiles):
@@ -285,7 +300,7 @@ class GGUFFile(TensorFiles):
         """Return a matrix as an array of quantized blocks (rows, blocks of a row) in the file, or None; see `read`."""
         entry: Any = self.entries[name]
         num_values, _ = entry.block
-        if num_values == 1 or len(entry.shape) != 2 or entry.shape[1] % num_values:
+        if num_values == 1 or entry.code == "Q2_K" or len(entry.shape) != 2 or entry.shape[1] % num_values:
             return None
         blocks = entry.read_blocks(self._content)
         blocks = blocks.view(f"V{blocks.shape[-1]}")

@@ -166,6 +166,8 @@ def _attention_vjp(
 def _blocks_why_not(blocks: Any, **options: Any) -> str | None:
     if blocks.dtype != np.uint8:
         return f"blocks of dtype {blocks.dtype} (compiled for uint8)"
+    if blocks.shape[-1] == 84:
+        return "the blocks are Q2_K"
     return None if blocks.flags.c_contiguous else "the blocks are not contiguous"
 
 

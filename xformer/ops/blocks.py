@@ -226,9 +226,21 @@ def _k_quants(xp: Any, blocks: Any, *, bits: int) -> Any:
     values = xp.reshape(values, (*blocks.shape[:-1], 8, 32))
     if bits == 5:
         values = values | (_shifted(xp, blocks[..., 16:48], *range(8)) & 1) << 4
+    return _of_groups(xp, _half(xp, blocks, 0), scales, values, _half(xp, blocks, 2), minima)
+
+
+def _q2_k(xp: Any, blocks: Any) -> Any:
+    """Return the values of 16 groups, whose scales and minima have 4 bits."""
+    values = _shifted(xp, _split(blocks[..., 16:80], 2, 32), 0, 2, 4, 6) & 3
+    scales, values = blocks[..., :16], xp.reshape(values, (*blocks.shape[:-1], 16, 16))
+    return _of_groups(xp, _half(xp, blocks, 80), scales & 15, values, _half(xp, blocks, 82), scales >> 4)
+
+
+def _of_groups(xp: Any, scale: Any, scales: Any, values: Any, minimum: Any, minima: Any) -> Any:
+    """Return scale * scales * values - minimum * minima for integers of each group."""
     scales, minima, values = (xp.astype(x, xp.float32) for x in (scales, minima, values))
-    scaled = (_half(xp, blocks, 0) * scales)[..., None] * values - (_half(xp, blocks, 2) * minima)[..., None]
-    return xp.reshape(scaled, (*blocks.shape[:-1], 256))
+    scaled = (scale * scales)[..., None] * values - (minimum * minima)[..., None]
+    return xp.reshape(scaled, (*scales.shape[:-1], 256))
 
 
 def _q6_k(xp: Any, blocks: Any) -> Any:
@@ -241,7 +253,7 @@ def _q6_k(xp: Any, blocks: Any) -> Any:
     return xp.reshape(scaled, (*blocks.shape[:-1], 256))
 
 
-# By the bytes of a block: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K.
+# By the bytes of a block: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, and Q2_K, which has no compiled products.
 _FORMATS = {
     18: _Format(32, functools.partial(_legacy, bits=4, zero=8)),
     20: _Format(32, functools.partial(_legacy, bits=4, zero=0)),
@@ -251,6 +263,7 @@ _FORMATS = {
     144: _Format(256, functools.partial(_k_quants, bits=4)),
     176: _Format(256, functools.partial(_k_quants, bits=5)),
     210: _Format(256, _q6_k),
+    84: _Format(256, _q2_k),
 }
 
 
