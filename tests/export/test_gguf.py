@@ -1,6 +1,7 @@
 """GGUF files that are written load like the model, and have what the package gguf and llama.cpp's converter write."""
 
 import ctypes
+import dataclasses
 import json
 
 import numpy as np
@@ -10,10 +11,12 @@ from safetensors.numpy import load_file
 from tests.checkpoints import DATA, copy
 from tests.families.test_gguf import random_blocks, write_gguf
 from tests.reference import raises_line
-from xformer import LanguageModel, LanguageModelConfig, load_pretrained, lora, merge_lora
+from xformer import LanguageModel, LanguageModelConfig, load_pretrained, lora, merge_lora, save_pretrained
 from xformer.errors import ConfigError
 from xformer.export import export_gguf, export_gguf_lora
 from xformer.export.gguf_blocks import QUANTIZERS, quantize
+from xformer.families import gguf_file
+from xformer.tree import with_fields
 
 gguf = pytest.importorskip("gguf")
 TYPE = gguf.GGMLQuantizationType
@@ -32,11 +35,15 @@ def read(path):
 
 
 def checkpoint(case, directory):
-    """Copy a checkpoint. Files of Gemma have neither the scale of attention nor the types of layers: those of Gemma."""
+    """Copy a checkpoint with values of config.json that llama.cpp has, such as the scale of attention of Gemma."""
     values = json.loads((DATA / case / "config.json").read_text())
     if "gemma" in case:
         return copy(case, directory, layer_types="removed", query_pre_attn_scalar=values["head_dim"])
-    return copy(case, directory)
+    if case == "olmoe":
+        config = dataclasses.replace(load_pretrained(DATA / case).config, num_key_value_heads=None)
+        save_pretrained(LanguageModel(config, seed=1), directory / case)
+        return directory / case
+    return copy(case, directory, **({"sliding_window": None} if case == "phi3" else {}))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -79,6 +86,36 @@ def test_a_model_that_was_written_has_the_same_logits_and_is_written_the_same_ag
     export_gguf(loaded, tmp_path / "second.gguf", source=tmp_path / "first.gguf")
     export_gguf(None, tmp_path / "third.gguf", source=tmp_path / "first.gguf")
     assert len({(tmp_path / f"{name}.gguf").read_bytes() for name in ("first", "second", "third")}) == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        ("gemma2", {"tie_output": False}, "the model has lm_head.weight, which GGUF files of gemma2 do not have"),
+        ("gemma2", {"attention_bias": True}, "nearest family is gemma2: attention_bias is True; expected False"),
+        ("gemma3", {"attention_softcap": 2.0}, "family is gemma3_text: attention_softcap is 2.0; expected None"),
+        ("gemma3", {"causal": False}, "nearest family is gemma3_text: .*causal is False; expected True"),
+        ("phi3", {"window": 5}, r"nearest family is phi3: window is \[5, 5\]; expected \[None, None\]"),
+        ("qwen2_tied", {"head_dim": 16}, "attention_output_bias is False; expected True"),
+        ("qwen3_moe", {"attention_bias": True}, "nearest family is qwen3_moe: attention_bias is True; expected False"),
+        ("olmoe", {"num_key_value_heads": 2}, "nearest family is olmoe: num_key_value_heads is 2; expected 4"),
+    ],
+)
+def test_what_llama_cpp_does_not_compute_is_refused(case, changes, message, tmp_path):
+    model = load_pretrained(checkpoint(case, tmp_path))
+    changed = LanguageModel(dataclasses.replace(model.config, **changes), seed=0)
+    with raises_line(ConfigError, message):
+        export_gguf(with_fields(changed, model_type=model.model_type), tmp_path / "model.gguf")
+
+
+def test_windows_that_exceed_the_context_and_other_models_with_long_ropes_are_those_of_phi3(tmp_path):
+    scaling = {"rope_type": "longrope", "short_factor": [1.5] * 32, "long_factor": [2.0] * 32, "factor": 2.0,
+               "original_max_position_embeddings": 16}  # fmt: skip
+    for model in (wide(window=4096, max_positions=4096), wide(rope_scaling=scaling)):
+        export_gguf(model, tmp_path / "model.gguf")
+        assert read(tmp_path / "model.gguf")[0]["general.architecture"][1] == "phi3"
+        loaded = load_pretrained(tmp_path / "model.gguf")
+        np.testing.assert_allclose(loaded([[3, 4, 5, 6]]), model([[3, 4, 5, 6]]), rtol=0, atol=1e-5)
 
 
 # --- types ------------------------------------------------------------------------------------------------------------
@@ -159,6 +196,35 @@ def test_every_type_loads_and_stays_the_same(code, tmp_path):
     assert (tmp_path / "copy.gguf").read_bytes() == (tmp_path / "model.gguf").read_bytes()
 
 
+def test_types_that_are_only_read_stay_in_tensors_that_did_not_change(tmp_path):
+    source, rng = tmp_path / "source.gguf", np.random.default_rng(0)
+    export_gguf(wide(d_ff=512, vocab_size=23), tmp_path / "float.gguf")
+    reader, kinds = gguf.GGUFReader(tmp_path / "float.gguf"), [TYPE.Q2_K, TYPE.Q3_K, TYPE.IQ4_NL, TYPE.Q4_K, TYPE.Q6_K]
+    writer, expected = gguf.GGUFWriter(source, "llama"), {}
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            writer.add_key_value(key, field.contents(), field.types[0])
+    for i, tensor in enumerate(reader.tensors):
+        kind = kinds[i % 5] if len(tensor.shape) == 2 else TYPE.F32
+        data = tensor.data if kind == TYPE.F32 else random_blocks(kind, tensor.data.shape, rng)
+        writer.add_tensor(tensor.name, data, raw_dtype=kind)
+        expected[tensor.name] = (kind, data)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    assert {*kinds} <= {kind for kind, _ in expected.values()}
+    for key, entry in gguf_file.read_header(source)[1].items():
+        np.testing.assert_array_equal(entry.read(), gguf.dequantize(expected[key][1], expected[key][0]))
+    model = load_pretrained(source)
+    np.testing.assert_allclose(load_pretrained(source, pack=True)([[3, 4]]), model([[3, 4]]), rtol=1e-4, atol=1e-4)
+    model.layers[0].feed_forward.down.weight.T[...] += 0.5
+    export_gguf(model, tmp_path / "changed.gguf", source=source)
+    before, after = read(source)[1], read(tmp_path / "changed.gguf")[1]
+    assert [name for name in before if before[name] != after[name]] == ["blk.0.ffn_down.weight"]
+    export_gguf(None, tmp_path / "copy.gguf", source=source)
+    assert (tmp_path / "copy.gguf").read_bytes() == source.read_bytes()
+
+
 def test_only_what_changed_is_quantized_again(tmp_path):
     export_gguf(wide(d_ff=256), tmp_path / "model.gguf", quantization="Q4_K")
     loaded = load_pretrained(tmp_path / "model.gguf")
@@ -197,10 +263,6 @@ def test_what_gguf_files_do_not_have_is_refused_in_one_line(tmp_path):
     ]:
         with raises_line(ConfigError, message):
             export_gguf(load_pretrained(DATA / case), path)
-    scaling = {"rope_type": "longrope", "short_factor": [1.5] * 32, "long_factor": [2.0] * 32, "factor": 2.0,
-               "original_max_position_embeddings": 16}  # fmt: skip
-    with raises_line(ConfigError, "cannot be written in the GGUF format: the nearest family is .*rope_scaling is"):
-        export_gguf(wide(rope_scaling=scaling), path)  # llama.cpp has it in Phi-3
     model = wide()
     with raises_line(ConfigError, "quantization is 'Q4_K_M'; expected one of F32, F16, BF16, Q8_0"):
         export_gguf(model, path, quantization="Q4_K_M")
@@ -224,7 +286,7 @@ def test_what_gguf_files_do_not_have_is_refused_in_one_line(tmp_path):
 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "phi3", "qwen3", "mixtral"])
 def test_adapters_are_the_difference_of_the_matrices(case, tmp_path):
-    base, rng = load_pretrained(DATA / case), np.random.default_rng(0)
+    base, rng = load_pretrained(checkpoint(case, tmp_path)), np.random.default_rng(0)
     targets = ("query", "key", "output") if case in ("llama", "qwen3") else ("self_attention.output",)
     model = lora(base, 2, alpha=3.0, targets=targets)
     for name, x in model.named_trainable_parameters():

@@ -76,6 +76,8 @@ def export_gguf(
             metadata = tokenizer_metadata(tokenizer, values["vocab_size"], label)
         metadata |= {"general.name": Path(path).stem, **_metadata(values, label, architecture)}
         tensors = _rope_tensors(model.config) | _tensors(model, family, values, architecture)
+        if label == "olmoe":  # without which llama.cpp does not load it
+            tensors.setdefault("output.weight", tensors["token_embd.weight"])
         return _write(path, _fields(metadata), tensors, {}, quantization or "F32", progress)
     check_no_overwrite(path, [source], "the output")
     _, entries, places = gguf_file.read_header(Path(source))
@@ -132,8 +134,6 @@ def _described(model: Any) -> tuple[Family, dict[str, Any], str, gguf_file.Archi
         raise ConfigError(f"model is {describe_type(model)}; GGUF files expect a LanguageModel")
     by_type = {str(each.model_type): (name, each) for name, each in gguf_file.ARCHITECTURES.items()}
     by_type["mixtral"] = "llama", by_type["mixtral"][1]
-    if model.model_type != "phi3":  # whose windows llama.cpp ignores
-        del by_type["phi3"]
 
     def stored(values: dict[str, Any]) -> dict[str, Any]:
         """Return the values that reading a file gives; tensors show the others."""
@@ -141,7 +141,7 @@ def _described(model: Any) -> tuple[Family, dict[str, Any], str, gguf_file.Archi
         read = gguf_file.translate_metadata(_metadata(values, name, architecture), architecture, {}, Path())
         read |= {key: value for key, value in values.items() if key.endswith(("_bias", "_id", "_embeddings", "_size"))}
         is_in_tensors = rope.get("rope_type") == {"llama": "llama3", "phi3": "longrope"}.get(name, "")
-        return read | ({"rope_scaling": rope} if is_in_tensors else {})
+        return read | ({"rope_scaling": rope} if is_in_tensors else {}) | architecture.fixed(values)
 
     family, values = writable_family(model, None, dict.fromkeys(by_type, stored))
     return family, values, *by_type[values["model_type"]]
@@ -174,7 +174,10 @@ def _metadata(values: dict[str, Any], name: str, architecture: gguf_file.Archite
 
 def _rope_tensors(config: Any) -> Tensors:
     """Return the factors of the wavelengths of rotary positions that the metadata does not have."""
-    scaling, features = config.rope_scaling or {}, int(config.features_per_head * config.rotary_fraction)
+    scaling, features = (
+        {"rotary": config.rope_scaling}.get(config.positions) or {},
+        int(config.features_per_head * config.rotary_fraction),
+    )
     factors = {f"rope_factors_{key[:-7]}": x for key, x in scaling.items() if key in ("long_factor", "short_factor")}
     if scaling.get("rope_type") == "llama3":
         plain, scaled = (rope_frequencies(features, config.rope_theta, each, 1)[0] for each in (None, scaling))

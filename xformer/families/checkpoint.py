@@ -496,7 +496,7 @@ def writable_family(model: BaseModel, model_type: str | None, gguf: Any = None) 
             misfits.append((len(fields), f"{name}: {'; '.join(fields[:_MAX_SHOWN])}{more}"))
     if not misfits:
         details = f"no family has models of class {type(model).__name__}{' with experts' if has_experts else ''}"
-    elif model_type is None and has_experts:
+    elif model_type is None and has_experts and not gguf:
         details = _EXPERTS_HINT
     else:
         details = f"{'the nearest family is ' if model_type is None else ''}{min(misfits, key=itemgetter(0))[1]}"

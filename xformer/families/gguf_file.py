@@ -55,6 +55,7 @@ class Architecture:
         has_norms_plus_one: Whether the weights of norms are stored plus one.
         model_type: Model type of the family; default the name.
         defaults: Function of the values of config.json that returns values of keys that the file may omit.
+        fixed: Function of the values of config.json that returns those with which llama.cpp computes in any case.
     """
 
     tensors: Mapping[str, str]
@@ -64,6 +65,7 @@ class Architecture:
     has_norms_plus_one: bool = False
     model_type: str | None = None
     defaults: Callable[[dict[str, Any]], dict[str, Any]] = dataclasses.field(default=lambda config: {})
+    fixed: Callable[[dict[str, Any]], dict[str, Any]] = dataclasses.field(default=lambda config: {})
 
 
 _LAYER = "model.layers.{i}."
@@ -146,10 +148,20 @@ def _gemma_scale(config: dict[str, Any], num_layers_27b: int) -> dict[str, Any]:
     return {"query_pre_attn_scalar": config.get("head_dim")}
 
 
+def _usual_heads(config: dict[str, Any]) -> dict[str, Any]:
+    return {"head_dim": config["hidden_size"] // config["num_attention_heads"]}
+
+
+def _no_window(config: dict[str, Any]) -> dict[str, Any]:
+    """Return no window in place of one that is shorter than the context."""
+    is_short = (config["sliding_window"] or math.inf) < config["max_position_embeddings"]
+    return {"sliding_window": None} if is_short else {}
+
+
 # By name. Mixtral has the name of Llama.
 ARCHITECTURES = {
     "gemma2": Architecture(
-        tensors=_GEMMA_TENSORS,
+        tensors={key: name for key, name in _GEMMA_TENSORS.items() if key != "output"},
         keys=_GEMMA_KEYS,
         has_norms_plus_one=True,
         defaults=lambda config: {
@@ -157,6 +169,7 @@ ARCHITECTURES = {
             "final_logit_softcapping": 30.0,
             **_gemma_scale(config, 46),
         },
+        fixed=lambda config: {"attention_bias": False, "is_causal": True},
     ),
     "gemma3": Architecture(
         tensors=_GEMMA_TENSORS,
@@ -164,9 +177,10 @@ ARCHITECTURES = {
         has_norms_plus_one=True,
         model_type="gemma3_text",
         defaults=lambda config: _gemma_scale(config, 62),
+        fixed=lambda config: {"attention_bias": False, "is_causal": True, "attn_logit_softcapping": None},
     ),
     "llama": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS, interleaved=("attn_q", "attn_k")),
-    "qwen2": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS),
+    "qwen2": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS, fixed=_usual_heads),
     "qwen3": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS),
     "mixtral": Architecture(
         tensors=_with_experts("block_sparse_moe", "w1", "w3", "w2"),
@@ -178,10 +192,16 @@ ARCHITECTURES = {
         keys={**_KEYS, **_EXPERT_KEYS, "expert_feed_forward_length": "moe_intermediate_size"},
         model_type="qwen3_moe",
         defaults=lambda config: {"norm_topk_prob": True},
+        fixed=lambda config: {"attention_bias": False},
     ),
     "olmoe": Architecture(
         tensors=_with_experts("mlp", "gate_proj", "up_proj", "down_proj"),
         keys={**_KEYS, **_EXPERT_KEYS},
+        fixed=lambda config: {
+            **_usual_heads(config),
+            "num_key_value_heads": config["num_attention_heads"],
+            "attention_bias": False,
+        },
     ),
     "phi3": Architecture(
         tensors={
@@ -190,6 +210,7 @@ ARCHITECTURES = {
             "blk.{i}.ffn_up": _LAYER + "mlp.gate_up_proj",
         },
         keys={**_KEYS, "attention.sliding_window": "sliding_window"},
+        fixed=lambda config: {**_usual_heads(config), **_no_window(config)},
     ),
     "gpt2": Architecture(
         tensors=_GPT2_TENSORS,
