@@ -11,6 +11,7 @@ import pytest
 
 import xformer as xf
 from tests.checkpoints import checkpoint
+from xformer.export import export_gguf
 from xformer.families import gguf_file
 from xformer.pipelines import Translator
 from xformer.tokenizers import load_tokenizer
@@ -186,3 +187,42 @@ def test_a_run_with_adapters_becomes_a_gguf_file_or_adapters(xformer, tmp_path):
     xformer("export", tmp_path / "run", tmp_path / "lora.gguf", "--format", "gguf-lora")
     adapters = gguf_file.read_header(tmp_path / "lora.gguf")[1]
     assert {key.removesuffix(".lora_a") for key in adapters if key.endswith("a")} == changed
+
+
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning")  # peft uses names that transformers has deprecated
+def test_adapters_of_peft_become_a_gguf_file(xformer, refused, tmp_path):
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    from transformers import LlamaForCausalLM
+
+    source = make_llama(tmp_path / "llama")
+    settings = {"r": 4, "lora_alpha": 6, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"k_proj": 3}}
+    config = peft.LoraConfig(**settings, target_modules="all-linear", init_lora_weights=False, use_rslora=True)
+    torch.manual_seed(1)
+    adapted = peft.get_peft_model(LlamaForCausalLM.from_pretrained(source, dtype=torch.float32), config)
+    adapted.save_pretrained(tmp_path / "adapters")
+    xformer("export", tmp_path / "adapters", tmp_path / "lora.gguf", "--format", "gguf")
+    named = ("--format", "gguf-lora", "--base", source)
+    xformer("export", tmp_path / "adapters", tmp_path / "same.gguf", *named)
+    assert (tmp_path / "lora.gguf").read_bytes() == (tmp_path / "same.gguf").read_bytes()
+    metadata, adapters, _ = gguf_file.read_header(tmp_path / "lora.gguf")
+    model = xf.merge_lora(xf.load_lora(xf.load_pretrained(source, dtype="float32"), tmp_path / "adapters"))
+    for name, each in {"base": xf.load_pretrained(source, dtype="float32"), "merged": model}.items():
+        export_gguf(each, tmp_path / f"{name}.gguf")
+    before, after = (gguf_file.read_header(tmp_path / f"{name}.gguf")[1] for name in ("base", "merged"))
+    names = {key for key in before if not np.array_equal(before[key].read(), after[key].read())}
+    assert {key.removesuffix(".lora_a") for key in adapters if key.endswith("a")} == names
+    assert len(names) == 14
+    for name in names:  # as llama.cpp adds them
+        a, b = (adapters[f"{name}.lora_{kind}"].read() for kind in "ab")
+        expected = after[name].read() - before[name].read()
+        np.testing.assert_allclose(metadata["adapter.lora.alpha"] / len(a) * b @ a, expected, rtol=0, atol=1e-5)
+    xf.save_lora(xf.lora(xf.load_pretrained(source), 2), tmp_path / "own")
+    arguments = (tmp_path / "own", tmp_path / "own.gguf", "--format", "gguf")
+    for wrong, message in [
+        (arguments, "the base model of"),
+        ((*arguments, "--quantization", "F16"), "the format gguf-lora expects none"),
+        ((source, *arguments[1:], "--base", source), "has no adapter_config.json"),
+    ]:
+        assert message in refused("export", *wrong, untouched=tmp_path)
+    xformer("export", *arguments, "--base", source)
+    assert len(gguf_file.read_header(tmp_path / "own.gguf")[1]) == 28

@@ -13,6 +13,7 @@ Write the best model of a run, and its tokenizer, in the format of another libra
   xformer export run model.gguf --format gguf
   xformer export SmolLM2-135M-Instruct small.gguf --format gguf --quantization Q4_K
   xformer export run adapter.gguf --format gguf-lora
+  xformer export adapters adapter.gguf --format gguf --base SmolLM2-135M-Instruct
 
 huggingface: a directory for transformers and other programs. Translators and summarizers become Pegasus models, or
 Marian models with post-norm; language models become Llama, GPT-NeoX or GPT-2 models. If no family computes the
@@ -25,7 +26,8 @@ peft: the adapters of a run with --lora, as adapter_config.json and adapter_mode
 gguf: a file for llama.cpp, with the tokenizer and the chat template. The matrices are in F32, F16, BF16, Q8_0, Q4_0,
 Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K; by default in the types of the GGUF file that the run started from, or of the
 checkpoint. Adapters are merged. RUN may also be a public checkpoint, such as a GGUF file. gguf-lora: the adapters of a
-run with --lora, for llama-cli --lora. docs/how-to/export-gguf.md has examples.
+run with --lora, for llama-cli --lora; with both formats, RUN may be a directory of PEFT (adapter_config.json), whose
+adapters are written. docs/how-to/export-gguf.md has examples.
 
 onnx: encoder.onnx, decoder.onnx and step.onnx, or model.onnx and step.onnx for language models, for onnxruntime and
 the browser. RUN may also be a public checkpoint. Needs the extra "onnx". docs/how-to/export-onnx.md has a decoding
@@ -43,7 +45,7 @@ npm install onnxruntime-web @huggingface/tokenizers. docs/how-to/export-web.md d
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from xformer.cli._console import percent_progress
 from xformer.cli._options import argument, value_option
@@ -52,6 +54,7 @@ from xformer.pipelines.export import FORMATS, export_run
 from xformer.runs.console import make_console
 
 _TYPE_HELP = "Type of the weights: float32 or int8 for onnx and web (default int8); others for ctranslate2 and gguf."
+_BASE_HELP = "Checkpoint to which adapters of PEFT belong; default what adapter_config.json names."
 _RUNTIME_HELP = "Directory in which the npm packages of web are installed; default the current one."
 
 
@@ -61,9 +64,11 @@ def export(
     target: Annotated[str, value_option("--format", "NAME", f"Format: {', '.join(FORMATS)}.", None)] = "huggingface",
     quantization: Annotated[str | None, value_option("--quantization", "TYPE", _TYPE_HELP, None)] = None,
     runtime: Annotated[Path | None, value_option("--runtime", "DIR", _RUNTIME_HELP, None)] = None,
+    base: Annotated[Path | None, value_option("--base", "DIR", _BASE_HELP, None)] = None,
 ) -> None:
     """Export the model of a run."""
     check_choice("--format", target, FORMATS)
     with percent_progress("writing") as progress:
-        result = export_run(directory, output, target, quantization=quantization, runtime=runtime, progress=progress)
+        options: dict[str, Any] = {"quantization": quantization, "runtime": runtime, "base": base}
+        result = export_run(directory, output, target, **options, progress=progress)
     make_console().print(f"the model is in {output}, {result}")

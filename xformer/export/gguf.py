@@ -21,11 +21,12 @@ from xformer.families.checkpoint import Progress, tensors_of, writable_family, w
 from xformer.families.family import FAMILIES, Family
 from xformer.families.peft import PREFIX, lora_tensors
 from xformer.io import atomic_write, check_no_overwrite
-from xformer.layers import merge_lora
+from xformer.layers.adapters import adapters_of
 from xformer.layers.positions import rope_frequencies
 from xformer.models import LanguageModel
 from xformer.tokenizers import BaseTokenizer
 from xformer.tokenizers.gguf import tokenizer_metadata
+from xformer.tree import with_fields
 
 Tensors = dict[str, Callable[[], Any]]
 
@@ -109,8 +110,11 @@ def export_gguf_lora(model: Any, path: str | os.PathLike[str]) -> str:
         ConfigError: If the model has no adapters, or some that llama.cpp does not have.
         CheckpointError: If the file cannot be written.
     """
-    family, values, label, architecture = _described(merge_lora(model))
-    adapters, _, alpha = lora_tensors(model, family)
+    adapters_of(model)
+    plain = with_fields(type(model)(model.config, seed=None), model_type=model.model_type)  # takes no memory
+    family, values, label, architecture = _described(plain)
+    adapters, settings = lora_tensors(model, family)
+    alpha = max(alpha for _, alpha in settings.values())
     tensors: Tensors = {}
     names = {family: own for own, family in architecture.tensors.items()}
     for key, x in adapters.items():
@@ -118,6 +122,8 @@ def export_gguf_lora(model: Any, path: str | os.PathLike[str]) -> str:
         own = gguf_file.renamed(f"{module}.weight", names)
         if own is None or "_exps." in own or kind not in ("A", "B"):
             raise ConfigError(f"the adapters have {key}, which llama.cpp does not read; use merge_lora and export_gguf")
+        if kind == "B":
+            x = x * (settings[module][1] / alpha)
         if kind == "B" and own.split(".")[-2] in architecture.interleaved:
             x = gguf_file.arrangement(own, architecture, values, writes=True)(x)
         tensors[f"{own}.lora_{kind.lower()}"] = functools.partial(np.asarray, x)

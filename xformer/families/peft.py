@@ -22,7 +22,7 @@ from xformer.models.base import BaseModel
 from xformer.ops.weights import InferenceWeight
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
-PREFIX = "base_model.model."
+PREFIX, ADAPTER_CONFIG = "base_model.model.", "adapter_config.json"
 _KEY = re.compile(r"base_model\.model\.(.+)\.lora_(A|B|magnitude_vector)(\.weight)?")
 # Settings of PEFT that change what an adapter computes, and the only values that are supported.
 _FIXED: dict[str, Any] = {
@@ -50,7 +50,10 @@ def save_lora(
         CheckpointError: If the directory cannot be written.
     """
     check_path(directory)
-    tensors, rank, alpha = lora_tensors(model, _family(model, model_type))
+    tensors, settings = lora_tensors(model, _family(model, model_type))
+    if len({*settings.values()}) > 1:
+        raise ConfigError(f"adapters have the ranks and alphas {sorted({*settings.values()})}; expected one each")
+    rank, alpha = next(iter(settings.values()))
     use_dora = any(name.endswith("magnitude_vector") for name in tensors)
     path = Path(directory)
     with file_errors(f"cannot create {path}"):
@@ -60,11 +63,11 @@ def save_lora(
     values = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": names}
     task = {LanguageModel: "CAUSAL_LM", Transformer: "SEQ_2_SEQ_LM"}.get(type(model))
     values |= {"use_dora": use_dora, "lora_dropout": 0.0, "bias": "none", "task_type": task, "inference_mode": True}
-    write_json(path / "adapter_config.json", values | {"base_model_name_or_path": base_model})
+    write_json(path / ADAPTER_CONFIG, values | {"base_model_name_or_path": base_model})
 
 
-def lora_tensors(model: BaseModel, family: Family) -> tuple[dict[str, Any], int, float]:
-    """Return the tensors of the adapters of a model as PEFT names them, their rank and alpha.
+def lora_tensors(model: BaseModel, family: Family) -> tuple[dict[str, Any], dict[str, tuple[int, float]]]:
+    """Return the tensors of the adapters of a model as PEFT names them, and the rank and alpha of each module.
 
     Raises:
         ConfigError: If the model has no adapters, or some that PEFT does not have.
@@ -74,6 +77,7 @@ def lora_tensors(model: BaseModel, family: Family) -> tuple[dict[str, Any], int,
         if not name.endswith((".lora_a", ".lora_b", ".magnitude")):
             raise ConfigError(f"{name} is trainable, which adapters do not include; use merge_lora and save_pretrained")
     tensors: dict[str, Any] = {}
+    settings: dict[str, tuple[int, float]] = {}
     use_dora = any(weight.magnitude is not None for weight in adapters.values())
     if plain := sorted(name for name, weight in adapters.items() if use_dora and weight.magnitude is None):
         raise ConfigError(f"the adapter of {plain[0]} has no magnitude, and others have one; expected all or none")
@@ -102,11 +106,8 @@ def lora_tensors(model: BaseModel, family: Family) -> tuple[dict[str, Any], int,
                 magnitude[columns] = to_host(part.magnitude)
         tensors |= {f"{PREFIX}{tensor}.lora_A.weight": a, f"{PREFIX}{tensor}.lora_B.weight": b}
         tensors |= {f"{PREFIX}{tensor}.lora_magnitude_vector": magnitude} if use_dora else {}
-    ranks = {weight.lora_a.shape[1] for weight in adapters.values()}
-    alphas = {weight.scaling * weight.lora_a.shape[1] for weight in adapters.values()}
-    if len(ranks) > 1 or len(alphas) > 1:
-        raise ConfigError(f"adapters have the ranks {sorted(ranks)} and alphas {sorted(alphas)}; expected one each")
-    return tensors, ranks.pop(), alphas.pop()
+        settings[tensor] = len(a), parts[0].scaling * len(a)
+    return tensors, settings
 
 
 def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type: str | None = None) -> AnyModel:
@@ -123,7 +124,7 @@ def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type:
     """
     check_path(directory)
     path = Path(directory)
-    config = read_json(path / "adapter_config.json", "adapter configuration")
+    config = read_json(path / ADAPTER_CONFIG, "adapter configuration")
     if config.get("peft_type") != "LORA":
         raise CheckpointError(f"{path} has adapters of type {config.get('peft_type')!r}; expected 'LORA'")
     for name, expected in _FIXED.items():

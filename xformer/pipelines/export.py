@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from xformer.errors import ConfigError, check_choice, describe_type, how_to_install
 from xformer.export import OnnxExport, export_ctranslate2, export_onnx, export_web, find_runtime
 from xformer.export.gguf import export_gguf, export_gguf_lora
-from xformer.families import load_pretrained, save_lora, save_pretrained
+from xformer.families import load_lora, load_pretrained, save_lora, save_pretrained
 from xformer.families.checkpoint import Progress, is_public, open_checkpoint, save_with_config
 from xformer.families.gguf_file import find_gguf
+from xformer.families.peft import ADAPTER_CONFIG
 from xformer.families.run_directory import RunDirectory, copy_pretrained
 from xformer.generation import GenerationConfig
 from xformer.generation.pretrained import GENERATION_FILE
@@ -41,12 +42,14 @@ def export_run(
     quantization: str | None = None,
     runtime: str | os.PathLike[str] | None = None,
     max_length: int | None = None,
+    base: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> str:
     """Write the best model of a run, and its tokenizer, in the format of another library.
 
     Args:
-        directory: Directory of the run; for all formats but "peft" and "gguf-lora" also a public checkpoint.
+        directory: Directory of the run; for all formats but "peft" and "gguf-lora" also a public checkpoint; for "gguf"
+            and "gguf-lora" also a directory of PEFT, whose adapters are written.
         output: Directory to write, new or empty; a file for "gguf" and "gguf-lora".
         target: Name of the format: "huggingface", "peft" and "gguf-lora" for the adapters of a run with LoRA, "gguf",
             "onnx", "ctranslate2" or "web".
@@ -54,6 +57,7 @@ def export_run(
             "onnx" and "web" float32 or int8, which is the default of "web".
         runtime: Directory in which the npm packages of "web" are installed; see `export.find_runtime`.
         max_length: Maximum tokens of a text in a page of "web"; see `export_web`.
+        base: Checkpoint to which the adapters of PEFT belong; default what adapter_config.json names.
         progress: As for `export_gguf`; other formats show none.
 
     Returns:
@@ -63,8 +67,10 @@ def export_run(
         XformerError: As `save_pretrained`, `export_onnx`, `export_ctranslate2` and `export_web`, and for damaged runs.
     """
     check_choice("the format", target, FORMATS)
-    given = {"quantization": quantization, "runtime": runtime, "max_length": max_length}
+    given = {"quantization": quantization, "runtime": runtime, "max_length": max_length, "base": base}
     options = {name: value for name, value in given.items() if value is not None}
+    if target == "gguf" and (base is not None or (Path(directory) / ADAPTER_CONFIG).is_file()):
+        target = "gguf-lora"
     known = inspect.signature(FORMATS[target]).parameters
     if unknown := options.keys() - known:
         name = min(unknown)
@@ -102,7 +108,7 @@ def _to_hugging_face(directory: Path, output: Path) -> str:
 
 def _to_peft(directory: Path, output: Path) -> str:
     run = RunDirectory(directory)
-    model = _adapted(run)
+    model = _adapted(directory)
     pretrained, base = run.pretrained_files(), Path(run.read_config()["recipe"]["init"]["path"])
     if pretrained is None:
         raise ConfigError(
@@ -115,8 +121,16 @@ def _to_peft(directory: Path, output: Path) -> str:
     return f"as adapters of {name}; load them with peft.PeftModel.from_pretrained, or xformer.load_lora"
 
 
-def _adapted(run: RunDirectory) -> BaseModel:
-    """Return the model of a run with its adapters."""
+def _adapted(directory: Path, base: Any = None) -> BaseModel:
+    """Return the model of a run, or the base of a directory of PEFT without its weights, with adapters."""
+    if (config := directory / ADAPTER_CONFIG).is_file():
+        name = base or read_json(config, "adapter configuration").get("base_model_name_or_path")
+        if not Path(str(name)).exists():
+            raise ConfigError(f"the base model of {directory} is {name}; expected the path of a checkpoint (--base)")
+        return load_lora(open_checkpoint(Path(str(name))).model, directory)
+    if base is not None:
+        raise ConfigError(f"base is {str(base)!r}; {directory} expects none, as it has no {ADAPTER_CONFIG}")
+    run = RunDirectory(directory)
     init = run.read_config()["recipe"].get("init", {})
     if not run.adapters.exists():
         raise ConfigError(f"{run.path} has no adapters; expected a run with --lora; use --format huggingface or gguf")
@@ -257,8 +271,8 @@ def _to_gguf(directory: Path, output: Path, quantization: str | None = None, pro
     return export_gguf(model, output, quantization=quantization, **options)
 
 
-def _to_gguf_lora(directory: Path, output: Path, progress: Progress | None = None) -> str:
-    return export_gguf_lora(_adapted(RunDirectory(directory)), output)
+def _to_gguf_lora(directory: Path, output: Path, base: Any = None, progress: Progress | None = None) -> str:
+    return export_gguf_lora(_adapted(directory, base), output)
 
 
 FORMATS: dict[str, Callable[..., str]] = {
