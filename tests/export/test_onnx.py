@@ -156,6 +156,47 @@ def test_public_checkpoints(name, tmp_path):
     assert export_onnx(xf.load_pretrained(FAMILIES / name), tmp_path).difference < 1e-4
 
 
+def peer(name, transformers):
+    """Return a random model of transformers with the settings of a published one, and its inputs by name."""
+    sizes, rng = {"d_model": 24, "vocab_size": 61}, np.random.default_rng(0)
+    if name == "flan-t5":  # heads are narrower than d_model, the output layer is untied
+        options = {"d_kv": 5, "num_heads": 3, "d_ff": 40, "num_layers": 3, "feed_forward_proj": "gated-gelu"}
+        config = transformers.T5Config(**sizes, **options, tie_word_embeddings=False, decoder_start_token_id=0)
+        source = np.asarray([[5, 6, 7, 9, 1], [9, 4, 1, 0, 0]])
+        return transformers.T5ForConditionalGeneration(config), {"input_ids": source, "attention_mask": source != 0}
+    layers = {"encoder_layers": 4, "decoder_layers": 2, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    ends = {"pad_token_id": 50, "bos_token_id": 50, "eos_token_id": 50, "decoder_start_token_id": 51}
+    limits = {"max_source_positions": 9, "max_target_positions": 16, "num_mel_bins": 6}
+    config = transformers.WhisperConfig(**sizes, **layers, **heads, **ends, **limits)
+    frames = rng.normal(size=(2, 6, 18)).astype(np.float32)
+    return transformers.WhisperForConditionalGeneration(config), {"input_features": frames}
+
+
+@pytest.mark.filterwarnings("ignore")  # importing transformers runs deprecated code
+@pytest.mark.parametrize("name", ["flan-t5", "distil-whisper"])
+def test_files_decode_as_transformers(name, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    theirs, inputs = peer(name, transformers)
+    with torch.no_grad():
+        for x in theirs.parameters():
+            x += 0.2 * torch.randn(x.shape)
+    theirs.eval().save_pretrained(tmp_path / "model")
+    assert export_onnx(xf.load_pretrained(tmp_path / "model"), tmp_path).difference < 1e-4
+    encode, step = Session(tmp_path / "encoder.onnx"), Session(tmp_path / "step.onnx")
+    source = inputs["input_features"].swapaxes(1, 2) if name == "distil-whisper" else inputs["input_ids"]
+    tensors, ids = {key: torch.tensor(x) for key, x in inputs.items()}, []
+
+    @torch.no_grad()
+    def logits(tokens):
+        ids.append(torch.tensor(tokens))
+        return theirs(**tensors, decoder_input_ids=torch.cat(ids, dim=1)).logits[:, -1].numpy()
+
+    start = np.full((2, 1), theirs.config.decoder_start_token_id)
+    decode_greedily(step, start, {**encode(source=source), "source": source}, logits, 8)
+
+
 def test_a_file_that_computes_something_else_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_namespace, "_KERNELS", onnx_namespace._KERNELS | {"softmax": lambda x, mask: x})
     with pytest.raises(BackendError, match=r"^encoder.onnx differs from the model by \d.*; expected less than 1e-03$"):
