@@ -190,14 +190,11 @@ def _clip(out: Any, x: Any, /, min: Any = None, max: Any = None) -> bool:
 # --- creation and copies ------------------------------------------------------------------------------------------
 
 
-@_lowering("zeros", "zeros_like")
-def _zeros(out: Any, like: Any, /, *, dtype: Any = None, device: Any = None) -> bool:
-    return _fill(out, 0)
-
-
-@_lowering("ones", "ones_like")
-def _ones(out: Any, like: Any, /, *, dtype: Any = None, device: Any = None) -> bool:
-    return _fill(out, 1)
+for _number, _name in enumerate(("zeros", "ones")):
+    _lowering(_name, f"{_name}_like")(
+        lambda out, like, /, *, dtype=None, device=None, number=_number: _fill(out, number)
+    )
+_lowering("empty", "empty_like")(lambda out, like, /, *, dtype=None, device=None: True)
 
 
 @_lowering("full", "full_like")
@@ -205,11 +202,6 @@ def _full(out: Any, like: Any, fill_value: Any, /, *, dtype: Any = None, device:
     if isinstance(fill_value, np.ndarray):
         return _copy_unless_same(fill_value, out)
     return _is_operand(fill_value) and _fill(out, fill_value)
-
-
-@_lowering("empty", "empty_like")
-def _empty(out: Any, like: Any, /, *, dtype: Any = None, device: Any = None) -> bool:
-    return True
 
 
 @_lowering("astype", "asarray", "positive", "operator_pos")

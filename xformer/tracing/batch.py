@@ -17,8 +17,7 @@ from xformer.errors import DifferentiationError, ShapeError
 from xformer.tracing.namespace import GradTrace
 from xformer.tracing.record import VIEWS, Function, as_view, base_function, innermost
 from xformer.tracing.rule import DECOMPOSITIONS
-from xformer.tracing.rules.constants import ELEMENTWISE_CONSTANTS
-from xformer.tracing.rules.elementwise import ELEMENTWISE
+from xformer.tracing.rules.elementwise import ELEMENTWISE, ELEMENTWISE_CONSTANTS
 from xformer.tracing.tracer import BINARY_OPERATORS, UNARY_OPERATORS, Batch, Tracer
 from xformer.tree import is_array, items_of, map_items, rebuild_sequence
 
