@@ -279,10 +279,6 @@ def _chunks(blocks: Any) -> Any:
         yield xp.reshape(values, (values.shape[0], columns))
 
 
-def _dequantize_forward(blocks: Array, *, save: bool) -> tuple[Array, Any]:
-    return array_namespace(blocks).concat(list(_chunks(blocks)), axis=0), None
-
-
 def _linear_forward(x: Array, blocks: Array, bias: Array | None, *, save: bool) -> tuple[Array, Any]:
     xp = array_namespace(x, blocks)
     matrices = (xp.matrix_transpose(xp.astype(values, x.dtype, copy=False)) for values in _chunks(blocks))
@@ -300,19 +296,13 @@ def _linear_vjp(g: Array, blocks: Array, needs: Any) -> tuple[Any, ...]:
     return dx, None, xp.sum(g, axis=0) if needs[2] else None
 
 
-def _rounded_linear_forward(
-    x: Array, strips: Array, bias: Array | None, *, columns: int, save: bool
-) -> tuple[Array, Any]:
-    return _linear_forward(rounded(x, ROUNDED), _unpacked(strips)[:columns, ...], bias, save=save)
-
-
 _IS_FORMAT = {f"blocks of {', '.join(map(str, _FORMATS))} bytes": lambda sizes: sizes["bytes"] in _FORMATS}
 
 # Without a derivative: blocks are constants.
 _dequantize = Operation(
     "dequantize",
     "blocks: (rows, blocks, bytes) int -> (rows, columns)",
-    _dequantize_forward,
+    lambda blocks, *, save: (array_namespace(blocks).concat(list(_chunks(blocks)), axis=0), None),
     None,
     conditions=_IS_FORMAT,
 )
@@ -333,6 +323,8 @@ _rounded_linear = Operation(
     "rounded_block_linear",
     "x: (rows, in_features) float, strips: (strips, blocks, bytes) int, bias?: (out_features) float "
     "-> (rows, out_features)",
-    _rounded_linear_forward,
+    lambda x, strips, bias, *, columns, save: _linear_forward(
+        rounded(x, ROUNDED), _unpacked(strips)[:columns, ...], bias, save=save
+    ),
     None,
 )

@@ -24,10 +24,6 @@ def _logsumexp(x: Array, *, save: bool) -> tuple[tuple[Array, Array], Any]:
     return (top, xp.log(xp.sum(xp.exp(x - top), axis=-1, keepdims=True, dtype=x.dtype))), None
 
 
-def _top_k(x: Array, *, k: int, save: bool) -> tuple[tuple[Array, Array], Any]:
-    return extra.top_k(x, k), None
-
-
 def _choose(
     logits: Array,
     uniforms: Array | None,
@@ -52,7 +48,7 @@ _CHOOSE = Operation("choose", "logits: (rows, n) float, uniforms?: (rows) float[
 _LOGSUMEXP = Operation(
     "logsumexp", "x: (..., n) float -> (..., 1), (..., 1)", _logsumexp, None, conditions={"n > 0": lambda s: s["n"] > 0}
 )
-_TOP_K = Operation("top_k", "x: (..., n) float -> (..., k)", _top_k, None)
+_TOP_K = Operation("top_k", "x: (..., n) float -> (..., k)", lambda x, *, k, save: (extra.top_k(x, k), None), None)
 
 
 def logsumexp(x: Array) -> Array:

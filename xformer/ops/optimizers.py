@@ -373,11 +373,8 @@ def _cast_forward(*arrays: Array, dtype: str, save: bool) -> tuple[tuple[Array, 
     return tuple(xp.astype(x, target) for x in arrays), None
 
 
-def _cast_vjp(g: Any, residuals: Any, needs: Any, *, dtype: str) -> tuple[Any, ...]:
-    return tuple(g)  # the backward pass casts cotangents to the dtypes of their arrays
-
-
-_cast = Operation("cast", "{x: (...) float}* -> (...)", _cast_forward, _cast_vjp)
+# The backward pass casts cotangents to the dtypes of their arrays.
+_cast = Operation("cast", "{x: (...) float}* -> (...)", _cast_forward, lambda g, residuals, needs, *, dtype: tuple(g))
 
 
 def cast(*arrays: Array, dtype: str) -> tuple[Array, ...]:

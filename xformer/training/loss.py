@@ -199,9 +199,7 @@ def _packed_logits(model: Any, batch: PackedBatch, rng: Rng | None) -> tuple[Arr
     return model.readout(chosen, norm=lambda x: x), xp.reshape(xp.take(xp.reshape(labels, (-1,)), indices), (rows, -1))
 
 
-def _recorded(
-    model: Transformer | LanguageModel, load_balancing: float
-) -> AbstractContextManager[list[RecordedRouting]]:
+def _recorded(model: Any, load_balancing: float) -> AbstractContextManager[list[RecordedRouting]]:
     """Record the routing of a model with experts, unless the weight of its loss is 0."""
     return record_routing() if load_balancing and model.config.num_experts else nullcontext([])
 
