@@ -42,6 +42,8 @@ class LayersView {
   /** Show the way of the token at a position. */
   select(column) {
     this.lens.select(column);
+    const [box, start] = [this.lens.parentElement, LEFT + column * WIDTH];
+    if (start < box.scrollLeft || start > box.scrollLeft + box.clientWidth) box.scrollLeft = start - box.clientWidth / 2;
     if (column === this.column) return;
     this.column = column;
     if (this.columns[column] == null) return this.flow.replaceChildren(html("p", { class: "hint" }, `Only the last ${this.columns.length} tokens are shown.`));

@@ -51,7 +51,8 @@ export function drawResult(column, show) {
   show(...column.result.summary.map(({ title, bars, lines, weights, size }) => {
     const name = `${column.model.name}-${title}`;
     if (bars) return figureCard({ title, name, figure: barChart({ bars, title, width: Math.min(620, column.width) }) });
-    if (lines.length > 1) return figureCard({ title, name, figure: heatMap({ weights, rows: lines, columns: lines, title, letters: 28 }) });
+    const note = html("p", { class: "hint" }, "The cosine of the vectors of two lines: 1 (the strongest color) if they point in the same direction, 0 if they have nothing in common.");
+    if (lines.length > 1) return figureCard({ title, name, figure: heatMap({ weights, rows: lines, columns: lines, title, letters: 28 }), note });
     return html("p", {}, `The vector of the text has ${size} numbers. Enter several lines to compare them.`);
   }));
 }
