@@ -78,7 +78,7 @@ def test_a_run_leaves_its_files_and_the_configuration_that_was_used(xformer, opt
     config = json.loads((run / "config.json").read_text())
     assert config["task"] == config["recipe"]["task"] == "language_modeling"
     training = config["recipe"]["training"]
-    assert (training["context_length"], training["batch_size"], training["valid_share"]) == (12, 4, 0.1)
+    assert (training["context_length"], training["batch_size"], training["valid_share"]) == (12, 4, None)
     assert not {"batch_tokens", "max_length", "truncation"} & training.keys()
     assert config["recipe"]["tokenizer"]["model"] == "characters"
     digest = hashlib.sha256(TEXT.encode()).hexdigest()

@@ -14,6 +14,7 @@ from xformer.cli.main import exit_code
 from xformer.errors import CheckpointError, ConfigError, DataError, ShapeError
 from xformer.io import load_arrays
 from xformer.pipelines.class_scores import class_scores, class_targets
+from xformer.pipelines.export import export_run
 from xformer.training.loss import classification_loss
 
 torch = pytest.importorskip("torch")
@@ -207,6 +208,28 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(base, tmp_path):
         np.testing.assert_array_equal(array, second[name], err_msg=name)
 
 
+def test_adapters_and_the_new_layer_are_trained(base, tmp_path):
+    run = tune(base, tmp_path / "run", lora=2)
+    assert run.pipeline.evaluate(TEXTS, LABELS).values["accuracy"] == 100.0
+    trained, before = xf.Encoder.load(tmp_path / "run" / "model.safetensors"), xf.load_pretrained(base)
+    np.testing.assert_array_equal(trained.embedding.weight, before.embedding.weight)
+    assert not np.array_equal(
+        trained.layers[0].self_attention.query.weight, before.layers[0].self_attention.query.weight
+    )
+    names = [name for name in load_arrays(tmp_path / "run" / "adapters.safetensors")[0] if ".lora_" not in name]
+    assert sorted(names) == ["classifier.bias", "classifier.weight"]
+    tune(base, tmp_path / "whole", lora=2, max_steps=4)
+    tune(base, tmp_path / "part", lora=2, max_steps=2)
+    xf.resume(tmp_path / "part", max_steps=4, progress=False)
+    first, second = (load_arrays(tmp_path / name / "last.safetensors")[0] for name in ("whole", "part"))
+    assert {name: x.tobytes() for name, x in first.items()} == {name: x.tobytes() for name, x in second.items()}
+    assert exit_code(["export", str(tmp_path / "run"), str(tmp_path / "hf")]) == 0
+    expected = logits_of(tmp_path / "hf", run.pipeline.token_ids(TEXTS[:3]))
+    np.testing.assert_allclose(run.pipeline.class_logits(TEXTS[:3]), expected, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"trained classifier\.\w+, too, which is no adapter; use --format hugging"):
+        export_run(tmp_path / "run", tmp_path / "adapters", "peft")
+
+
 def test_regression_and_several_labels(base, tmp_path):
     values = [float(label == "yes") + 0.5 * ("film" in text) for text, label in zip(TEXTS, LABELS, strict=True)]
     run = tune(base, tmp_path / "values", labels=values, problem_type="regression")
@@ -274,7 +297,7 @@ def test_the_command_trains_and_classifies(base, tmp_path, capsys):
     run, options = str(tmp_path / "run"), ["--max-length", "20", "--batch-tokens", "64", "--learning-rate", "0.01"]
     assert exit_code(["classify", "--train", f"{tmp_path}/train.tsv", "--init", str(base), "--out", run, *options]) == 0
     shown = capsys.readouterr().out
-    steps = "steps: at most 9, a validation after every 3;"
+    steps = "steps: at most 9 (--max-steps), a validation with held-out data (--valid-share) after every 3;"
     for part in ("training: 29 texts, validation: 3 texts", "no, yes", steps, "dropout: 0.1", "macro F1", "confusion"):
         assert part in shown
     files = ["--test", f"{tmp_path}/texts", "--test-labels", f"{tmp_path}/labels", "--output", f"{tmp_path}/found"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays
 from xformer.runs import launch
 from xformer.runs.recipe import TASKS, Recipe, make_recipe
+from xformer.runs.tasks import held_out
 
 TASK = numbers_task(num_train=300, num_valid=8, num_test=8, largest=999)
 MODEL = {"d_model": 16, "num_heads": 2, "d_ff": 32, "num_encoder_layers": 1, "num_decoder_layers": 1}
@@ -103,6 +105,53 @@ def test_callbacks_see_events_and_end_a_run(tmp_path):
     run = train(tmp_path / "run", callbacks=[lambda event, loop: event.name == "step" and event.step == 3])
     assert run.reason.startswith("stopped by")
     assert max(event["step"] for event in run.history) == 3
+
+
+def test_small_data_choose_what_is_not_given(tmp_path, capsys):
+    """Pairs are held out without validation text, and a run ends when it becomes no better."""
+    pairs = {"source": ["one", "", *TEXTS["source"]], "target": ["eins", "zwei", *TEXTS["target"]]}
+    size = {name: value for name, value in TABLES.items() if name != "training"}
+    stop = {"callbacks": [lambda event, loop: event.name == "step" and event.step >= 2]}
+    run = xf.train(size, **pairs, out=tmp_path / "run", **stop)
+    config, out = RunDirectory(run.directory).read_config(), capsys.readouterr().out
+    chosen = {"validate_every": 100, "patience": 5, "max_minutes": 30.0, "max_steps": None}
+    assert {name: config["recipe"]["training"][name] for name in chosen} == chosen
+    assert "training: 271 sentence pairs (dropped: 1 with a blank side)\nvalidation: 30 sentence pairs\n" in out
+    ends = "validation with held-out data (--valid-share) after every 100, until 5 in turn are no better (--patience);"
+    assert f"steps: at most 30 minutes (--max-minutes), a {ends}" in out
+    assert "note: the model has" not in out
+    xf.resume(run.directory, progress=False, **stop)
+    again = RunDirectory(run.directory).read_config()
+    assert {**again, "data": None} == {**config, "data": None}
+    for given in ({"validate_every": 500, "patience": 9}, {"max_minutes": 1}, {"max_steps": 2}):
+        large = {**given, "d_model": 64, "num_heads": 2, "valid_share": 0.4}
+        run = xf.train(**pairs, out=tmp_path / next(iter(given)), **large, **stop)
+        config = RunDirectory(run.directory).read_config()
+        training = config["recipe"]["training"]
+        assert {name: training[name] for name in given} == given
+        assert (training["validate_every"], config["counts"]["valid_pairs"]) == (500, 120)
+        assert "tokens of training data; a smaller one, such as --set model.d_model=128" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given", [{"valid_source": "valid_target"}, {"valid_target": "valid_source"}])
+def test_validation_text_has_two_sides(tmp_path, given):
+    ((name, other),) = given.items()
+    texts = {key: value for key, value in TEXTS.items() if key != other}
+    with pytest.raises(ConfigError, match=f"{name} is given without {other}; expected both, or neither"):
+        xf.train(TABLES, **texts, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match="valid_source and valid_share are both given; expected only one of them"):
+        train(tmp_path / "run", valid_share=0.2)
+
+
+def test_examples_are_held_out_at_random():
+    settings = Recipe().training
+    mask = held_out(settings, 20_000, "pair")
+    assert (mask.sum(), mask.dtype) == (1000, bool)
+    assert 400 < mask[:10_000].sum() < 600
+    assert held_out(dataclasses.replace(settings, valid_share=0.2), 20_000, "pair").sum() == 4000
+    assert held_out(dataclasses.replace(settings, valid_share=0.9), 2, "pair").sum() == 1
+    with pytest.raises(DataError, match="the training set has 1 pair; expected 1 to train on and 1 for validation"):
+        held_out(settings, 1, "pair")
 
 
 def test_adapters_of_a_run(tmp_path, capsys):

@@ -102,7 +102,7 @@ def test_models_that_could_not_be_trained_are_refused(model, message):
 )
 def test_warm_up_from_a_checkpoint_is_short(training, expected):
     """A tenth of the steps, and no more than 20: a new model has 600 steps."""
-    recipe = Recipe.from_dict({"init": {"path": "somewhere"}, "training": training})
+    recipe = Recipe.from_dict({"init": {"path": "somewhere"}, "training": training}).for_data(100)
     assert recipe.training.warmup_steps == expected
 
 

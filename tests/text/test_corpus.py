@@ -2,6 +2,7 @@ import io
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,6 +170,8 @@ def test_pairs_of_files_are_read_in_chunks(write, monkeypatch):
     assert [list(chunk.line_numbers) for chunk in chunks] == [[1], [4], [1]]
     assert [chunk.num_dropped for chunk in chunks] == [1, 1, 0]
     assert (list(files.source), list(files.target)) == (["a", "c", "d"], ["A", "C", "D"])
+    first, second = files.split(np.array([False, True, False]))
+    assert (list(first.source), list(second.target)) == (["a", "d"], ["C"])
     with pytest.raises(DataError, match="got 1 source and 0 target files"):
         ParallelFiles([source], [])
     with pytest.raises(DataError, match=r"1.en has 4 lines and .*2.de has 1; expected the same number"):

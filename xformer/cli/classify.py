@@ -20,15 +20,19 @@ Compare with known labels:
 For transformers:
   xformer export run checkpoint
 
-Training keeps the best model and prints its accuracy, macro F1 and confusion matrix. A tenth of the texts, drawn at
-random, is held out unless --valid names others. The first line of a file may name its columns, "text" and "label". A
+Training keeps the best model and prints its accuracy, macro F1 and confusion matrix. With --lora 8 it trains adapters
+and the new layer only. A tenth of the texts, drawn at random and at most 1,000, is held out unless --valid names
+others. The first line of a file may name its columns, "text" and "label". A
 recipe has task = "classification" and the tables \[training], \[model] (dropout, 0.1 unless set) and \[init].
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
+
+import numpy as np
 
 from xformer.cli import _io
 from xformer.cli._loading import load_pipeline
@@ -36,18 +40,22 @@ from xformer.cli._options import _model_option, config_options, file_option, lau
 from xformer.cli.train import COMPUTING, TRAINING, finish
 from xformer.errors import ConfigError, DataError
 from xformer.pipelines import Classifier
-from xformer.pipelines.class_scores import SEPARATOR, class_targets
+from xformer.pipelines.class_scores import SEPARATOR, class_scores, class_targets
+from xformer.pipelines.encoders import class_predictions
 from xformer.runs import launch
 from xformer.runs.classes import Examples
-from xformer.runs.config import ClassTrainingConfig
+from xformer.runs.config import ClassTrainingConfig, InitConfig
+from xformer.runs.console import progress_bar
 
+_PIECE = 256  # texts between updates of the progress bar
 _PREDICTION = ("batch_tokens", "reproducible")  # settings that prediction has, too
 
 
 @config_options(
     ClassTrainingConfig,
+    InitConfig,
     names=[
-        *("problem_type", "labels", "epochs", "batch_tokens", "max_length", "valid_share", "patience"),
+        *("lora", "problem_type", "labels", "epochs", "batch_tokens", "max_length"),
         *(*TRAINING, *COMPUTING),
     ],
     default_of="the recipe's",
@@ -85,16 +93,25 @@ def classify(
     classifier: Any = load_pipeline(Classifier, model, training["backend"])
     problem_type = classifier.model.config.problem_type
     options = {name: settings[name] for name in ("batch_tokens",) if name in settings}
-    examples = None if test is None else Examples.read([test], [test_labels] if test_labels else [], problem_type)
-    if examples is not None:  # errors name the line
-        class_targets(examples.labels, classifier.labels, problem_type, examples.places.__getitem__)
-        print(classifier.evaluate(examples.texts, examples.labels, **options))
-    if examples is None or output is not None:
-        with _io.open_output(output or "-") as write:
-            for texts in _io.read_chunks(str(source)) if examples is None else [examples.texts]:
-                if any("\t" in text for text in texts):
-                    raise DataError(f"{source} has lines with tabs; expected texts alone; --test has labels, too")
-                write([_line(each, problem_type) for each in classifier(texts, **options)])
+    chunks: Any = _io.read_chunks(source or "")
+    if test is not None:
+        examples = Examples.read([test], [test_labels] if test_labels else [], problem_type)
+        targets = class_targets(examples.labels, classifier.labels, problem_type, examples.places.__getitem__)
+        chunks = [examples.texts]
+    chunks = chunks if _io.is_stream(source or "") else list(chunks)
+    total, logits = sum(map(len, chunks)) if isinstance(chunks, list) else None, list[Any]()
+    visible = output not in (None, _io.STANDARD) or not sys.stdout.isatty()
+    with _io.open_output(output or "-") as write, progress_bar("classifying", total=total, visible=visible) as update:
+        for texts in (chunk[start : start + _PIECE] for chunk in chunks for start in range(0, len(chunk), _PIECE)):
+            if any("\t" in text for text in texts):
+                raise DataError(f"{source} has lines with tabs; expected texts alone; --test has labels, too")
+            logits.append(classifier.class_logits(texts, **options))
+            if test is None or output is not None:
+                predictions = class_predictions(logits[-1], classifier.labels, problem_type)
+                write([_line(each, problem_type) for each in predictions])
+            update(advance=len(texts))
+    if test is not None:
+        print(class_scores(np.concatenate(logits), targets, classifier.labels, problem_type))
     return 0
 
 

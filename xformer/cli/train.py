@@ -32,6 +32,10 @@ A recipe has a task and three tables; options override it:
 Train with 8 processes, on one or more hosts:
   mpiexec -n 8 xformer train RECIPE-AND-FILES --out run --distributed mpi
 
+Without --valid-source and --valid-target, a tenth of the pairs, drawn at random and at most 1,000, is held out for
+validation (--valid-share). Without --max-steps and --max-minutes, training ends after 30 minutes, or when 5 validations
+in turn are no better (--patience).
+
 With --init, training starts from a public checkpoint or a run, with its tokenizer. The learning rate is then 5e-5
 unless set (5e-4 with --lora), warm-up takes at most a tenth of --max-steps, and \[model] has only dropout,
 attention_dropout, activation_dropout and rematerialize. `xformer export DIR OUT` writes the tuned model in the
@@ -55,7 +59,7 @@ from xformer.runs import launch
 from xformer.runs.config import InitConfig, TokenizerConfig, TrainingConfig
 from xformer.runs.console import make_console
 
-TRAINING = ("max_minutes", "max_steps", "learning_rate", "warmup_steps")
+TRAINING = ("valid_share", "max_minutes", "max_steps", "patience", "learning_rate", "warmup_steps")
 COMPUTING = ("seed", "dtype", "precision", "reproducible")
 
 
@@ -74,8 +78,8 @@ def train(
     out: OutOption,
     source: Annotated[Path, file_option("--source", "Training text, source side.")],
     target: Annotated[Path, file_option("--target", "Training text, target side.")],
-    valid_source: Annotated[Path, file_option("--valid-source", "Validation text, source side.")],
-    valid_target: Annotated[Path, file_option("--valid-target", "Validation text, target side.")],
+    valid_source: Annotated[Path | None, file_option("--valid-source", "Validation text, source side.")] = None,
+    valid_target: Annotated[Path | None, file_option("--valid-target", "Validation text, target side.")] = None,
     task: Annotated[
         str | None,
         typer.Option(

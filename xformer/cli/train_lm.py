@@ -24,10 +24,12 @@ On chats, one JSON object per line ({"messages": [{"role": "user", "content": ".
 Continue it, and train longer:
   xformer resume run --max-minutes 60
 
-The last tenth of the text or the chats is held out for validation (--valid-share), unless --valid-text or
---valid-chats names other ones. The loss is in nats per token; perplexity is its exponential. With chats it is that of
-the answers of the assistant. Several conversations share a row of --context-length tokens (by default the
-longest conversation, from 192 to 1024), without seeing each other, and a batch has 4 rows.
+The last tenth of the text, or a tenth of the chats, drawn at random and at most 1,000, is held out for validation
+(--valid-share), unless --valid-text or --valid-chats names other ones. The loss is in nats per token; perplexity is
+its exponential. With chats it is that of the answers of the assistant. Several conversations share a row of
+--context-length tokens (by default the longest conversation, from 192 to 1024), without seeing each other, and a batch
+has 4 rows. Without --max-steps and --max-minutes, training ends after 30 minutes, or when 5 validations in turn are no
+better (--patience).
 
 \b
 A recipe has task = "language_modeling" (or "chat") and three tables; options override it:
@@ -58,7 +60,7 @@ from xformer.runs.config import ChatTrainingConfig, InitConfig, LanguageModelTra
 @config_options(
     LanguageModelTrainingConfig,
     InitConfig,
-    names=["lora", "valid_share", "context_length", "batch_size", "truncation", *TRAINING, *COMPUTING],
+    names=["lora", "context_length", "batch_size", "truncation", *TRAINING, *COMPUTING],
     default_of="the recipe's",
     variants={"with --chats": ChatTrainingConfig},
 )

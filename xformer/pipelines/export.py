@@ -136,8 +136,10 @@ def _adapted(directory: Path, base: Any = None) -> BaseModel:
         raise ConfigError(f"{run.path} has no adapters; expected a run with --lora; use --format huggingface or gguf")
     if run.has_average:
         raise ConfigError(f"the model of {run.path} is an average of checkpoints, which has no adapters of its rank")
-    model = lora(load(run.model), init["lora"])
-    return replace(model, {**dict(model.named_arrays()), **load_arrays(run.adapters)[0]})
+    model, arrays = lora(load(run.model), init["lora"]), load_arrays(run.adapters)[0]
+    if other := [name for name in arrays if ".lora_" not in name]:
+        raise ConfigError(f"{run.path} trained {other[0]}, too, which is no adapter; use --format huggingface")
+    return replace(model, {**dict(model.named_arrays()), **arrays})
 
 
 class _Source(NamedTuple):

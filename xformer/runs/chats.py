@@ -22,7 +22,7 @@ from xformer.runs.config import ChatTrainingConfig
 from xformer.runs.console import plural
 from xformer.runs.inputs import paths_of
 from xformer.runs.recipe import PASS_TOKENS, Recipe
-from xformer.runs.tasks import MAX_SHOWN, TextTask, initial_tokenizer, language_model
+from xformer.runs.tasks import MAX_SHOWN, TextTask, held_out, initial_tokenizer, language_model
 from xformer.text.corpus import iter_lines, open_text
 from xformer.tokenizers import PretrainedTokenizer
 from xformer.training.loggers import Rows
@@ -137,18 +137,14 @@ class ChatTask(TextTask):
         if not isinstance(tokenizer, PretrainedTokenizer) or not tokenizer.chat_templates:
             raise ConfigError(f"{recipe.init.path} has no chat template; expected a model that answers chats")
         train_paths, valid_paths = (paths_of(files, name) for name in ("chats", "valid_chats"))
-        num_train = sum(1 for _ in read_conversations(train_paths))
-        conversations = read_conversations(train_paths)
+        count = sum(1 for _ in read_conversations(train_paths))  # all errors of the file, before it is encoded
+        conversations, others = (read_conversations(paths) for paths in (train_paths, valid_paths or train_paths))
         if not valid_paths:
-            num_train -= max(1, round(num_train * settings.valid_share))
-        if num_train < 1:
-            raise DataError(f"{train_paths[0]} has too few conversations; expected 1 to train on, 1 for validation")
+            mask = held_out(settings, count, "conversation")
+            conversations, others = itertools.compress(conversations, ~mask), itertools.compress(others, mask)
         limit = settings.context_length or _MOST_TOKENS
-        train, dropped = _encode(
-            itertools.islice(conversations, num_train), tokenizer, settings.truncation, limit, directory
-        )
-        rest = read_conversations(valid_paths) if valid_paths else conversations
-        valid, valid_dropped = _encode(rest, tokenizer, settings.truncation, limit, directory)
+        train, dropped = _encode(conversations, tokenizer, settings.truncation, limit, directory)
+        valid, valid_dropped = _encode(others, tokenizer, settings.truncation, limit, directory)
         if settings.context_length is None:
             longest = max((int(max(each.lengths, default=0)) for each in (train, valid)), default=0)
             recipe = recipe.with_training(context_length=min(limit, max(PASS_TOKENS, longest)))
@@ -160,7 +156,7 @@ class ChatTask(TextTask):
             counts |= {f"{name}_conversations": len(documents), f"{name}_tokens": len(documents.tokens.ids)}
             counts[f"{name}_answer_tokens"] = int(documents.loss_masks.ids.sum())
         counts["conversations_dropped_long"] = dropped + valid_dropped
-        return cls(recipe, model, train, valid, tokenizer, counts)
+        return cls(recipe, model, train, valid, tokenizer, counts, not valid_paths)
 
     def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, Any]]:
         """Yield (epoch, batch) without end."""

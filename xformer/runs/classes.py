@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,9 +26,10 @@ from xformer.runs.config import ClassTrainingConfig
 from xformer.runs.console import plural
 from xformer.runs.inputs import paths_of
 from xformer.runs.recipe import Recipe
-from xformer.runs.tasks import MAX_SHOWN, Task, initial_tokenizer, load_initial_model
+from xformer.runs.tasks import MAX_SHOWN, Task, held_out, initial_tokenizer, load_initial_model
 from xformer.text import read_lines
 from xformer.training.loss import classification_loss
+from xformer.tree import unfreeze, with_fields
 
 _EXPECTED = "a text, a tab and its label in each line"
 _COLUMNS = {"text": 0, "sentence": 0, "label": 1, "labels": 1}  # names in the first line, and what they are
@@ -108,14 +110,13 @@ class ClassTask(Task):
         """Read the files and make the task; see `Task.prepare`."""
         settings: ClassTrainingConfig = recipe.training
         problem = settings.problem_type
-        if recipe.init.path is None or recipe.init.lora is not None:
-            raise ConfigError("a classifier is trained from a model, without adapters; expected init, and no lora")
+        if recipe.init.path is None:
+            raise ConfigError("a classifier is trained from a model; expected init")
         given = [(paths_of(files, name), paths_of(files, f"{name}_labels")) for name in ("train", "valid")]
         train, *others = (Examples.read(*paths, problem) for paths in given if paths[0])
-        if not others:
-            order = Rng(settings.seed).fold_in("validation").permutation(len(train.texts))
-            count = max(1, round(len(order) * settings.valid_share))
-            parts = (([column[row] for row in rows] for column in train) for rows in (order[count:], order[:count]))
+        if is_held_out := not others:
+            mask = held_out(settings, len(train.texts), "text")
+            parts = ((list(compress(column, each)) for column in train) for each in (~mask, mask))
             train, *others = (Examples(*part) for part in parts)
         tokenizer: Any = initial_tokenizer(recipe, run)
         names, sets = _class_names(train, settings), []
@@ -128,9 +129,11 @@ class ClassTask(Task):
         model = load_initial_model(recipe, Encoder, xp, num_labels=len(names), labels=names, problem_type=problem)
         if model.config.labels != names:
             raise ConfigError(f"{recipe.init.path} has the classes {model.config.labels}; expected {names}")
+        if recipe.init.lora is not None:  # the new layer is trained as a whole
+            model = with_fields(model, classifier=unfreeze(model.classifier))
         counts = {"train_texts": len(train.texts), "valid_texts": len(others[0].texts)}
         counts["texts_of_max_length"] = sum(len(ids) == settings.max_length for each in sets for ids in each.source)
-        return cls(recipe, model, sets[0], sets[1], tokenizer, counts)
+        return cls(recipe, model, sets[0], sets[1], tokenizer, counts, is_held_out)
 
     def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, Batch]]:
         """Yield (epoch, batch) without end."""

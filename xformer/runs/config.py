@@ -121,6 +121,13 @@ class BaseTrainingConfig(FitConfig):
         at_least=1,
         panel="Validation and checkpoints",
     )
+    valid_share: float | None = option(
+        "Share of the training data that is held out for validation, if no other data are given: the end of a text, or "
+        "examples drawn at random (default: a tenth, at most 1,000 examples).",
+        default=None,
+        above=0.0,
+        below=1.0,
+    )
     metric_for_best: str = option(
         "Criterion of the best checkpoint: score (BLEU or ROUGE) or loss.", default="score", choices=("score", "loss")
     )
@@ -277,9 +284,6 @@ class ClassTrainingConfig(BaseTrainingConfig):
     )
     batch_tokens: int = option("Largest number of tokens in a batch, padding included.", default=2048, at_least=1)
     max_length: int = option("Tokens of a text, special ones included; longer texts are cut.", default=256, at_least=2)
-    valid_share: float = option(
-        "Share of the texts that is kept for validation, drawn at random.", default=0.1, above=0.0, below=1.0
-    )
     epochs: float = option("Passes over the training set, unless max_steps is given.", default=3.0, above=0.0)
 
 
@@ -292,9 +296,6 @@ class LanguageModelTrainingConfig(BaseTrainingConfig):
     metric_for_best: str = option("Criterion for choosing the best checkpoint.", default="loss", choices=("loss",))
     context_length: int = option("Number of tokens that the model sees.", default=128, at_least=1, panel="Data")
     batch_size: int = option("Number of chunks of context_length tokens in a batch.", default=16, at_least=1)
-    valid_share: float = option(
-        "Share of the text, at its end, that is kept for validation.", default=0.1, above=0.0, below=1.0
-    )
 
 
 class ChatTrainingConfig(LanguageModelTrainingConfig):
@@ -307,9 +308,6 @@ class ChatTrainingConfig(LanguageModelTrainingConfig):
         panel="Data",
     )
     batch_size: int = option("Number of rows in a batch.", default=4, at_least=1)
-    valid_share: float = option(
-        "Share of the conversations, at the end, that is kept for validation.", default=0.1, above=0.0, below=1.0
-    )
     truncation: str = option(
         "What to do with conversations that are longer than a row: an error, drop them, or cut their end.",
         default="error",

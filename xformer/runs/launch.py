@@ -71,8 +71,8 @@ def train(
     *,
     source: Text,
     target: Text,
-    valid_source: Text,
-    valid_target: Text,
+    valid_source: Text | None = None,
+    valid_target: Text | None = None,
     out: str | os.PathLike[str],
     xp: Any = "numpy",
     callbacks: Sequence[Callback] = (),
@@ -91,7 +91,7 @@ def train(
         recipe: TOML file, dictionary of its tables, or `Recipe`. Default: a small model for half an hour.
         source: Training text, source side.
         target: Training text, target side.
-        valid_source: Validation text, source side.
+        valid_source: Validation text, source side. Default: random pairs of the training text (`valid_share`).
         valid_target: Validation text, target side.
         out: Directory of the run: new or empty.
         xp: Array library, as a module or by name.
@@ -112,7 +112,9 @@ def train(
 
     The input is checked before anything is written to `out`.
     """
-    texts = {"source": source, "target": target, "valid_source": valid_source, "valid_target": valid_target}
+    valid = {"valid_source": valid_source, "valid_target": valid_target}
+    texts = {"source": source, "target": target}
+    texts |= _given(valid, settings, valid_source="valid_target", valid_target="valid_source")
     return _start(PairsTask, recipe, settings, texts, out, xp, distributed, callbacks, loggers, progress)
 
 
@@ -142,7 +144,7 @@ def train_lm(
             `{"messages": [{"role": "user", "content": "..."}, ...]}` and optionally "tools", a list of `pathlib.Path`,
             or an iterable of such dictionaries or of lists of messages. The loss is that of the tokens of the
             assistant's answers (see `pipelines.encode_conversation`). `init` must name a model with a chat template.
-        valid_chats: Conversations for validation. Default: the last ones of `chats` (`valid_share`).
+        valid_chats: Conversations for validation. Default: random ones of `chats` (`valid_share`).
         out: As for `train`.
         xp: As for `train`.
         callbacks: As for `train`.
@@ -159,14 +161,9 @@ def train_lm(
     """
     values = {"text": text, "valid_text": valid_text}
     values |= {"chats": as_json_lines(chats), "valid_chats": as_json_lines(valid_chats)}
-    texts = {name: value for name, value in values.items() if value is not None}
-    if len(inputs := texts.keys() & {"text", "chats"}) != 1:
+    if len(inputs := [name for name in ("text", "chats") if values[name] is not None]) != 1:
         raise ConfigError(f"{'text and chats are both' if inputs else 'neither text nor chats is'} given; expected one")
-    for name, other in (("valid_text", "text"), ("valid_chats", "chats")):
-        if name in texts and other not in texts:
-            raise ConfigError(f"{name} is given without {other}; expected both, or neither")
-        if name in texts and "valid_share" in settings:
-            raise ConfigError(f"{name} and valid_share are both given; expected only one of them")
+    texts = _given(values, settings, valid_text="text", valid_chats="chats")
     task_type = TextTask if "text" in texts else ChatTask
     return _start(task_type, recipe, settings, texts, out, xp, distributed, callbacks, loggers, progress)
 
@@ -210,11 +207,7 @@ def train_classifier(
         XformerError: As `train`.
     """
     values = {"train": train, "train_labels": train_labels, "valid": valid, "valid_labels": valid_labels}
-    texts = {name: as_lines(value) for name, value in values.items() if value is not None}
-    if "valid_labels" in texts and "valid" not in texts:
-        raise ConfigError("valid_labels is given without valid; expected both, or neither")
-    if "valid" in texts and "valid_share" in settings:
-        raise ConfigError("valid and valid_share are both given; expected only one of them")
+    texts = _given({name: as_lines(value) for name, value in values.items()}, settings, valid_labels="valid")
     return _start(ClassTask, recipe, settings, texts, out, xp, distributed, callbacks, loggers, progress)
 
 
@@ -272,6 +265,17 @@ def resume(
         if ranks.rank == 0 and resumed != config:
             write_json(directory.config, resumed)
         return _train(task, directory, ranks, callbacks, loggers, progress, is_resumed=True)
+
+
+def _given(values: Mapping[str, Any], settings: Mapping[str, Any], **needed: str) -> dict[str, Any]:
+    """Return the texts that are given; raise ConfigError for one without that which it needs, or with `valid_share`."""
+    texts = {name: value for name, value in values.items() if value is not None}
+    for name in texts:
+        if needed.get(name, name) not in texts:
+            raise ConfigError(f"{name} is given without {needed[name]}; expected both, or neither")
+        if name.startswith("valid") and "valid_share" in settings:
+            raise ConfigError(f"{name} and valid_share are both given; expected only one of them")
+    return texts
 
 
 def _start(

@@ -23,7 +23,7 @@ from xformer.random import Rng
 from xformer.runs.console import plural
 from xformer.runs.inputs import paths_of
 from xformer.runs.recipe import TASKS, Recipe, error_context
-from xformer.runs.tasks import MAX_SHOWN, Task, load_initial_model, tokenizer_files
+from xformer.runs.tasks import MAX_SHOWN, Task, held_out, load_initial_model, tokenizer_files
 from xformer.text import ParallelCorpus, bleu, rouge
 from xformer.text.corpus import ParallelFiles
 from xformer.text.extras import require
@@ -79,9 +79,10 @@ class PairsTask(Task):
         paths = {name: paths_of(files, name) for name in ("source", "target", "valid_source", "valid_target")}
         train = ParallelFiles(paths["source"], paths["target"])
         valid = ParallelFiles(paths["valid_source"], paths["valid_target"])
-        for corpus in (valid, train):
-            for _ in corpus:  # all errors of the files, before a vocabulary is learned
-                pass
+        # Both are read here for the errors of the files, before a vocabulary is learned.
+        num_valid, count = (sum(map(len, corpus)) for corpus in (valid, train))
+        if not num_valid:
+            train, valid = train.split(held_out(recipe.training, count, "sentence pair"))
         tokenizers = _initial_tokenizers(recipe, run)
         with error_context("[tokenizer]"):
             tokenizers = tokenizers or Tokenizers.train(train, **recipe.tokenizer.to_dict())
@@ -97,16 +98,18 @@ class PairsTask(Task):
             check_vocabulary("target tokenizer", tokenizers.target, model.config.target_vocab_size)
         tokenize = settings.bleu_tokenize
         if recipe.task == "translation":
-            suffix = paths["valid_target"][0].suffix[1:]
+            suffix = [*paths["valid_target"], *paths["target"]][0].suffix[1:]
             tokenize = tokenize or bleu_tokenizer(recipe.init.target_language or suffix)
         elif tokenize is not None:
             raise ConfigError(f"bleu_tokenize is {tokenize!r}, but {recipe.task} is not scored by BLEU; leave it out")
         recipe = recipe.with_training(bleu_tokenize=tokenize)
-        if recipe.init.path is not None:
-            recipe = recipe.for_data(len(plan_batches(encoded.pairs, settings.batch_tokens, rng=None)))
+        recipe = recipe.for_data(len(plan_batches(encoded.pairs, settings.batch_tokens, rng=None)))
         counts = {f"train_{name}": encoded.counts[name] for name in (*_COUNTS[:1], *_SIZES, *_COUNTS[1:])}
+        if not num_valid:  # they are counted above
+            del encoded_valid.counts["pairs_dropped_blank"]
         counts |= {f"valid_{name}": encoded_valid.counts[name] for name in _COUNTS}
-        return cls(recipe, model, encoded.pairs, encoded_valid.pairs, tokenizers, counts, encoded_valid.text)
+        sets = encoded.pairs, encoded_valid.pairs
+        return cls(recipe, model, *sets, tokenizers, counts, not num_valid, valid_text=encoded_valid.text)
 
     @property
     def metric(self) -> str | None:

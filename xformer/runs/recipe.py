@@ -34,6 +34,8 @@ DEFAULT_MINUTES = 30.0
 FINE_TUNING_RATE, ADAPTER_RATE, FINE_TUNING_WARMUP = 5e-5, 5e-4, 20
 # Of runs that start from a model, unless they have a number of steps: steps of an epoch are those before accumulation.
 MOST_EPOCHS, PATIENCE, LEAST_STEPS = 10, 2, 16
+# Of new models, unless they have a number of steps or minutes: epochs between validations, and at least steps.
+EPOCHS_BETWEEN, STEPS_BETWEEN, NEW_PATIENCE = 10, 100, 5
 PASS_TOKENS = 192  # of a batch with adapters, whose activations a laptop holds; longer rows are rematerialized
 
 _SPECIAL_TOKENS = frozenset({"pad_id", "bos_id", "eos_id"})
@@ -132,6 +134,7 @@ class Recipe:
             `ClassTrainingConfig` for classifiers.
         init: The model to start from. With one, model has only the settings that change it, and tokenizer is None
             if the tokenizer is one of a public checkpoint.
+        given: Fields of training that `for_data` keeps.
     """
 
     task: str = "translation"
@@ -139,6 +142,7 @@ class Recipe:
     tokenizer: Any = field(default_factory=TokenizerConfig)
     training: Any = field(default_factory=TrainingConfig)
     init: InitConfig = field(default_factory=InitConfig)
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     @classmethod
     def from_dict(cls, tables: dict[str, Any], name: str = "the recipe") -> Recipe:
@@ -158,8 +162,9 @@ class Recipe:
         for key, table in tables.items():
             _check_table(key, table, spec, name)
         init = InitConfig.from_dict(tables.pop("init", {}), f"[init] of {name}")
+        given = frozenset(key for key, value in tables.get("training", {}).items() if value is not None)
         if init.path is not None:
-            return cls._of_initial_model(task, init, tables, name)
+            return cls._of_initial_model(task, init, tables, name, given)
         for key, value in init.to_dict().items():
             if value is not None:
                 raise ConfigError(
@@ -173,10 +178,12 @@ class Recipe:
         training = spec.training.from_dict(tables.get("training", {}), f"[training] of {name}")
         with error_context(f"[training] of {name}"):
             check_training(config, training)
-        return cls(task, model, tokenizer, training)
+        return cls(task, model, tokenizer, training, given=given)
 
     @classmethod
-    def _of_initial_model(cls, task: str, init: InitConfig, tables: dict[str, Any], name: str) -> Recipe:
+    def _of_initial_model(
+        cls, task: str, init: InitConfig, tables: dict[str, Any], name: str, given: frozenset[str]
+    ) -> Recipe:
         """Return the recipe of a run that starts from a model, whose configuration is not known here."""
         spec = TASKS[task]
         model = {**spec.defaults.get("model", {}), **tables.get("model", {})}
@@ -187,17 +194,13 @@ class Recipe:
         values = {**spec.defaults.get("training", {}), **tables.get("training", {})}
         if not {"learning_rate", "learning_rate_factor"} & values.keys():
             values["learning_rate"] = FINE_TUNING_RATE if init.lora is None else ADAPTER_RATE
-        if "warmup_steps" not in values:  # of a new model, it would last longer than many of these runs
-            max_steps = values.get("max_steps")
-            most = max_steps // 10 if isinstance(max_steps, int) else FINE_TUNING_WARMUP
-            values["warmup_steps"] = max(1, min(FINE_TUNING_WARMUP, most))
         if init.lora is not None and not {"batch_size", "grad_accumulation"} & values.keys():
             default = spec.training.from_dict(values, f"[training] of {name}")
             if rows := getattr(default, "batch_size", 0):  # as many in a step, computed one after the other
                 values["batch_size"] = max(1, PASS_TOKENS // (getattr(default, "context_length", None) or PASS_TOKENS))
                 values["grad_accumulation"] = max(1, rows // values["batch_size"])
         training = spec.training.from_dict(values, f"[training] of {name}")
-        return cls(task, model, tokenizer or None, training, init)
+        return cls(task, model, tokenizer or None, training, init, given)
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Recipe:
@@ -219,25 +222,29 @@ class Recipe:
         }
 
     def for_data(self, num_batches: int) -> Recipe:
-        """Return the recipe for a number of batches in an epoch.
+        """Return the recipe with the settings that it leaves to the data, for a number of batches in an epoch.
 
-        A run that starts from a model, without a number of steps, ends after some epochs or when its validations have
-        become no better; there is one in each epoch. Fewer batches in a step leave small data enough steps. Classifiers
-        have a number of epochs instead.
+        Without a number of steps, or of minutes for a new model, a run ends after half an hour or when its validations
+        have become no better. One that starts from a model also ends after some epochs, with a validation after each;
+        fewer batches in a step leave small data enough steps. Classifiers have a number of epochs instead.
         """
         now, every, epochs = self.training, BaseTrainingConfig.validate_every, getattr(self.training, "epochs", None)
-        if self.init.path is None or (now.max_steps is not None and epochs is None):
-            return self
-        accumulation = max(1, min(now.grad_accumulation, num_batches // (1 if epochs else LEAST_STEPS)))
-        epoch = math.ceil(num_batches / accumulation)
-        max_steps = now.max_steps or math.ceil((epochs or MOST_EPOCHS) * epoch)
-        changes: dict[str, Any] = {"grad_accumulation": accumulation, "max_steps": max_steps}
-        changes["patience"] = now.patience or (None if epochs else PATIENCE)
-        if now.validate_every == every:
-            changes["validate_every"] = min(every, epoch)
-        if now.warmup_steps == FINE_TUNING_WARMUP:
-            changes["warmup_steps"] = max(1, min(FINE_TUNING_WARMUP, max_steps // 10))
-        return self.with_training(**changes)
+        is_new, chosen = self.init.path is None, dict[str, Any]()
+        if epochs or (now.max_steps is None and not (is_new and now.max_minutes)):
+            chosen = (
+                {} if epochs else {"max_minutes": DEFAULT_MINUTES, "patience": NEW_PATIENCE if is_new else PATIENCE}
+            )
+            accumulation = now.grad_accumulation
+            if not is_new and "grad_accumulation" not in self.given:
+                accumulation = max(1, min(accumulation, num_batches // (1 if epochs else LEAST_STEPS)))
+            epoch = math.ceil(num_batches / accumulation)
+            between = max(STEPS_BETWEEN, EPOCHS_BETWEEN * epoch) if is_new else epoch
+            chosen |= {"grad_accumulation": accumulation, "validate_every": min(every, between)}
+            chosen["max_steps"] = None if is_new else math.ceil((epochs or MOST_EPOCHS) * epoch)
+        if not is_new:  # that of a new model would last longer than many of these runs
+            max_steps = now.max_steps or chosen["max_steps"]
+            chosen["warmup_steps"] = max(1, min(FINE_TUNING_WARMUP, max_steps // 10))
+        return self.with_training(**{name: value for name, value in chosen.items() if name not in self.given})
 
     def with_training(self, **changes: Any) -> Recipe:
         """Return the recipe with other training options; None leaves an option as it is."""
@@ -336,11 +343,7 @@ def make_recipe(source: RecipeSource, settings: Mapping[str, Any], tasks: Sequen
         for table, values in initial.tables().items():
             tables[table] = {**values, **tables.get(table, {})}
     changed = " with the options given" if overrides and source is not None else ""
-    recipe = Recipe.from_dict({**tables, "task": task}, f"{name}{changed}")
-    made = recipe.training
-    if made.max_minutes is None and made.max_steps is None and not hasattr(made, "epochs"):
-        recipe = recipe.with_training(max_minutes=DEFAULT_MINUTES)
-    return recipe
+    return Recipe.from_dict({**tables, "task": task}, f"{name}{changed}")
 
 
 def setting(command: str, option: str) -> str | None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
 
 import xformer
 from xformer.backends import Array, array_namespace, device
@@ -25,6 +28,7 @@ from xformer.models import BaseModel, LanguageModel, LanguageModelConfig
 from xformer.pipelines import Attention, TextGenerator, show_attention
 from xformer.pipelines.base import check_vocabulary
 from xformer.random import Rng
+from xformer.runs.config import BaseTrainingConfig
 from xformer.runs.console import plural
 from xformer.runs.inputs import paths_of
 from xformer.runs.recipe import MODEL_SETTINGS, PASS_TOKENS, InitialModel, Recipe, check_training, error_context
@@ -36,6 +40,8 @@ from xformer.tree import first_array
 
 MAX_SHOWN = 30  # tokens of a plot of attention, for loggers
 NUM_SAMPLED, _PROMPT_LENGTH = 100, 32  # tokens of samples, for loggers
+VALID_SHARE, MOST_HELD_OUT = 0.1, 1000  # of the training data, unless valid_share is set
+MANY_PARAMETERS = 50  # for each token of the training data
 _EXAMPLE_WORDS = 4
 
 
@@ -52,6 +58,7 @@ class Task(ABC):
         valid: Validation set.
         tokenizer: The tokenizer, or `Tokenizers` of pairs.
         counts: Sizes of the data.
+        is_held_out: Whether the validation set is a part of the training data.
     """
 
     names: ClassVar[tuple[str, ...]]
@@ -63,6 +70,7 @@ class Task(ABC):
     valid: Any
     tokenizer: Any = None
     counts: dict[str, int] = field(default_factory=dict)
+    is_held_out: bool = False
 
     @classmethod
     @abstractmethod
@@ -177,9 +185,14 @@ class Task(ABC):
             peak = "" if settings.learning_rate is None else f" at most {settings.learning_rate:g},"
             yield f"learning rate:{peak} {plural(settings.warmup_steps, 'step')} of warm-up"
             yield f"dropout: {self.model.config.dropout:g} (--set model.dropout=RATE sets another rate)"
-            most = "" if settings.max_steps is None else f" at most {settings.max_steps:,},"
-            ends = f", until {settings.patience} in turn are no better" if settings.patience else ""
-            yield f"steps:{most} a validation after every {settings.validate_every:,}{ends}; the best model is kept"
+        if self.recipe.init.path is not None or settings.patience or self.is_held_out:
+            most = "" if settings.max_steps is None else f" at most {settings.max_steps:,} (--max-steps),"
+            if (minutes := settings.max_minutes) is not None:
+                most += f" at most {minutes:g} minutes (--max-minutes),"
+            data = " with held-out data (--valid-share)" if self.is_held_out else ""
+            ends = f", until {settings.patience} in turn are no better (--patience)" if settings.patience else ""
+            every = f"a validation{data} after every {settings.validate_every:,}"
+            yield f"steps:{most} {every}{ends}; the best model is kept"
         sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in self.tokenizers().values()]
         vocabulary = f"{'vocabulary' if len(sizes) == 1 else 'vocabularies'} of {' and '.join(sizes)} tokens"
         mixed = settings.precision != "float32"
@@ -192,6 +205,10 @@ class Task(ABC):
             f"model: {count}, {vocabulary}; "
             f"{self.xp.name}, {precision}, {plural(settings.data_parallel, 'shard')}, seed {settings.seed}"
         )
+        tokens = sum(count for name, count in self.counts.items() if re.fullmatch(r"train_(\w+_)?tokens", name))
+        if self.recipe.init.path is None and self.model.parameter_count() > MANY_PARAMETERS * tokens > 0:
+            smaller = "a smaller one, such as --set model.d_model=128, is faster and may be as good"
+            yield f"note: the model has {count} for {plural(tokens, 'token')} of training data; {smaller}"
 
 
 @dataclass(eq=False)
@@ -224,7 +241,7 @@ class TextTask(Task):
         if valid_paths := paths_of(files, "valid_text"):
             valid = TextPart(valid_paths)
         else:
-            train, valid = train.split(settings.valid_share)
+            train, valid = train.split(settings.valid_share or VALID_SHARE)
         tokenizer = initial_tokenizer(recipe, run)
         with error_context("[tokenizer]"):
             tokenizer = tokenizer or Tokenizer.train(train, **recipe.tokenizer.to_dict())
@@ -238,7 +255,8 @@ class TextTask(Task):
             "valid_tokens_unknown": 0 if unk_id is None else int((valid_ids == unk_id).sum()),
         }
         recipe = recipe.for_data(math.ceil(len(train_ids) / (settings.batch_size * settings.context_length)))
-        return cls(recipe, language_model(recipe, tokenizer, xp), train_ids, valid_ids, tokenizer, counts)
+        model = language_model(recipe, tokenizer, xp)
+        return cls(recipe, model, train_ids, valid_ids, tokenizer, counts, not valid_paths)
 
     def batches(self, rng: Rng, *, skip: int) -> Iterator[tuple[int, Any]]:
         """Yield (epoch, batch) without end; chunks are uniformly distributed over the text."""
@@ -289,6 +307,21 @@ class TextTask(Task):
             yield f"{name}: {plural(counts[f'{key}_characters'], 'character')}{tokens}{note}"
         if (longest := len(self.train) - 1) < self.recipe.training.context_length:
             yield f"chunks of {plural(longest, 'token')}: the text is shorter than context_length"
+
+
+def held_out(settings: BaseTrainingConfig, count: int, unit: str) -> Any:
+    """Return which of a number of examples are held out for validation, as booleans.
+
+    Raises:
+        DataError: If there are fewer than two.
+    """
+    if count < 2:
+        raise DataError(f"the training set has {plural(count, unit)}; expected 1 to train on and 1 for validation")
+    size = round(count * (settings.valid_share or VALID_SHARE))
+    size = min(max(1, size), count - 1 if settings.valid_share else MOST_HELD_OUT)
+    mask = np.zeros(count, dtype=bool)
+    mask[Rng(settings.seed).fold_in("validation").permutation(count)[:size]] = True
+    return mask
 
 
 def language_model(recipe: Recipe, tokenizer: BaseTokenizer, xp: Any) -> LanguageModel:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import copy
 import hashlib
 import io
 import itertools
 import os
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -290,6 +291,7 @@ class ParallelFiles:
             raise DataError(f"got {len(sources)} source and {len(targets)} target files; expected equal numbers")
         self.names = list(zip(map(str, sources), map(str, targets), strict=True))
         self.max_characters = max_characters
+        self._mask: Any = None
 
     @property
     def source(self) -> Iterator[str]:
@@ -301,14 +303,22 @@ class ParallelFiles:
         """Target sentences."""
         return itertools.chain.from_iterable(chunk.target for chunk in self)
 
+    def split(self, mask: Any) -> tuple[ParallelFiles, ParallelFiles]:
+        """Return the pairs without those that a NumPy array of booleans, one for each pair, selects, and those."""
+        parts = copy.copy(self), copy.copy(self)
+        parts[0]._mask, parts[1]._mask = ~mask, mask
+        return parts
+
     def __iter__(self) -> Iterator[ParallelCorpus]:
+        mask = iter(itertools.repeat(True) if self._mask is None else self._mask)
         for names in self.names:
             num_pairs = 0
             for chunk in _read_chunks(names, self.max_characters):
                 pairs = enumerate(zip(chunk.source, chunk.target, strict=True))
                 nonblank = [index for index, pair in pairs if all(line.strip() for line in pair)]
                 num_pairs += len(nonblank)
-                yield chunk.select(nonblank)
+                part = chunk.select(list(itertools.compress(nonblank, mask)))
+                yield replace(part, num_dropped=len(chunk) - len(nonblank))
             if not num_pairs:
                 raise DataError(
                     f"{names[0]} and {names[1]} have no line with text on both sides; expected one sentence per line"
