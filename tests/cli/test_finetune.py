@@ -220,6 +220,6 @@ def test_chats_on_the_command_line(tmp_path, capsys):
     assert run("generate", "--model", tmp_path / "run", "--chat", "--prompt", "four ?", "--max-new-tokens", 4) == 0
     assert run("export", tmp_path / "run", tmp_path / "adapters", "--format", "peft") == 0
     assert run(*command, "--context-length", 10, "--out", tmp_path / "short") == 2
-    assert re.search(r"chats\.jsonl line 1 has \d+ tokens; expected at most 11", capsys.readouterr().err)
+    assert re.search(r"chats\.jsonl line \d has \d+ tokens; expected at most 11", capsys.readouterr().err)
     assert run("train-lm", "--out", tmp_path / "none") == 2
     assert "neither text nor chats is given; expected one" in capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_a_run_without_a_number_of_steps_ends_when_it_becomes_no_better(base, tm
     best = losses.index(min(losses))
     assert len(losses) == min(best + 3, 11)
     assert f"validation loss {min(losses):.4f}, {losses[0]:.4f} before training" in out
-    assert "until 2 in turn are no better; the best model is kept" in out
+    assert "until 2 in turn are no better (--patience); the best model is kept" in out
     training = RunDirectory(run.directory).read_config()["recipe"]["training"]
     assert (training["max_steps"], training["validate_every"], training["patience"]) == (10, 1, 2)
     assert (training["batch_size"], training["grad_accumulation"], training["context_length"]) == (1, 1, 192)
