@@ -298,7 +298,7 @@ def test_the_command_trains_and_classifies(base, tmp_path, capsys):
     run, options = str(tmp_path / "run"), ["--max-length", "20", "--batch-tokens", "64", "--learning-rate", "0.01"]
     assert exit_code(["classify", "--train", f"{tmp_path}/train.tsv", "--init", str(base), "--out", run, *options]) == 0
     shown = capsys.readouterr().out
-    steps = "steps: at most 9 (--max-steps), a validation with held-out data (--valid-share) after every 3;"
+    steps = "steps: at most 60 (--max-steps), a validation with held-out data (--valid-share) after every 6;"
     for part in ("training: 29 texts, validation: 3 texts", "no, yes", steps, "dropout: 0.1", "macro F1", "confusion"):
         assert part in shown
     files = ["--test", f"{tmp_path}/texts", "--test-labels", f"{tmp_path}/labels", "--output", f"{tmp_path}/found"]

@@ -284,7 +284,9 @@ class ClassTrainingConfig(BaseTrainingConfig):
     )
     batch_tokens: int = option("Largest number of tokens in a batch, padding included.", default=2048, at_least=1)
     max_length: int = option("Tokens of a text, special ones included; longer texts are cut.", default=256, at_least=2)
-    epochs: float = option("Passes over the training set, unless max_steps is given.", default=3.0, above=0.0)
+    epochs: float = option(
+        "Passes over the training set, unless max_steps is given; by default at least 60 steps.", default=3.0, above=0.0
+    )
 
 
 class LanguageModelTrainingConfig(BaseTrainingConfig):

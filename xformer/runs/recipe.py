@@ -34,6 +34,7 @@ DEFAULT_MINUTES = 30.0
 FINE_TUNING_RATE, ADAPTER_RATE, FINE_TUNING_WARMUP = 5e-5, 5e-4, 20
 # Of runs that start from a model, unless they have a number of steps: steps of an epoch are those before accumulation.
 MOST_EPOCHS, PATIENCE, LEAST_STEPS = 10, 2, 16
+CLASS_STEPS = 60  # of classifiers without a number of epochs, at least, since few texts are one batch
 # Of new models, unless they have a number of steps or minutes: epochs between validations, and at least steps.
 EPOCHS_BETWEEN, STEPS_BETWEEN, NEW_PATIENCE = 10, 100, 5
 PASS_TOKENS = 192  # of a batch with adapters, whose activations a laptop holds; longer rows are rematerialized
@@ -231,16 +232,16 @@ class Recipe:
         now, every, epochs = self.training, BaseTrainingConfig.validate_every, getattr(self.training, "epochs", None)
         is_new, chosen = self.init.path is None, dict[str, Any]()
         if epochs or (now.max_steps is None and not (is_new and now.max_minutes)):
-            chosen = (
-                {} if epochs else {"max_minutes": DEFAULT_MINUTES, "patience": NEW_PATIENCE if is_new else PATIENCE}
-            )
+            if not epochs:
+                chosen = {"max_minutes": DEFAULT_MINUTES, "patience": NEW_PATIENCE if is_new else PATIENCE}
             accumulation = now.grad_accumulation
             if not is_new and "grad_accumulation" not in self.given:
                 accumulation = max(1, min(accumulation, num_batches // (1 if epochs else LEAST_STEPS)))
             epoch = math.ceil(num_batches / accumulation)
-            between = max(STEPS_BETWEEN, EPOCHS_BETWEEN * epoch) if is_new else epoch
+            least = CLASS_STEPS if epochs and "epochs" not in self.given else 0
+            between = max(STEPS_BETWEEN, EPOCHS_BETWEEN * epoch) if is_new else max(epoch, least // 10)
             chosen |= {"grad_accumulation": accumulation, "validate_every": min(every, between)}
-            chosen["max_steps"] = None if is_new else math.ceil((epochs or MOST_EPOCHS) * epoch)
+            chosen["max_steps"] = None if is_new else max(least, math.ceil((epochs or MOST_EPOCHS) * epoch))
         if not is_new:  # that of a new model would last longer than many of these runs
             max_steps = now.max_steps or chosen["max_steps"]
             chosen["warmup_steps"] = max(1, min(FINE_TUNING_WARMUP, max_steps // 10))
