@@ -135,6 +135,6 @@ def test_an_output_replaces_nothing_that_is_read(refused, trained, text, tmp_pat
     shutil.copytree(trained, tmp_path / "run")
     shutil.copy(text / "test.en", tmp_path)
     (tmp_path / "link").symlink_to("test.en")
-    monkeypatch.setattr("xformer.cli.translate.load_pipeline", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("xformer.cli._io.load_pipeline", lambda *_: pytest.fail("the model was loaded"))
     options = ("--model", tmp_path / "run", "--input", tmp_path / "test.en", "--output", tmp_path / file)
     assert f"--output {tmp_path / file} would replace " in refused("translate", *options, untouched=tmp_path)

@@ -14,7 +14,6 @@ from typing import Any, Self
 
 import xformer
 from xformer.cli import _io
-from xformer.cli._loading import load_pipeline
 from xformer.cli._options import option_name, take_options
 from xformer.config import Config, option
 from xformer.errors import CheckpointError, ConfigError, CorpusError
@@ -75,7 +74,7 @@ class _PipelineFunction:
             pipeline: Any = _pipelines.get(key)
             if pipeline is None:
                 _pipelines.clear()
-                pipeline = load_pipeline(self.pipeline_type, self.model, show_progress=False, **self.loading)
+                pipeline = _io.load_pipeline(self.pipeline_type, self.model, show_progress=False, **self.loading)
                 if model_digests(self.model) != self.digests:  # another copy on another machine, or training goes on
                     raise CheckpointError(f"{self.model} has changed since the run started; restore it, or start anew")
                 _pipelines[key] = pipeline
@@ -107,7 +106,7 @@ def process_file(
         source: File to read.
         output: File to write.
         options: Options of the corpus.
-        loading: Arguments of `load_pipeline`.
+        loading: Arguments of `_io.load_pipeline`.
         arguments: Arguments of `process`.
         suffix: Suffix of the parts.
 

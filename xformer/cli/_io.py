@@ -1,4 +1,4 @@
-"""Lines of text in and out: files, standard input and standard output."""
+"""What commands read and write: pipelines, and lines of text in files, standard input and standard output."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from xformer.cli._console import percent_progress
 from xformer.errors import ConfigError
+from xformer.families.checkpoint import is_public
 from xformer.families.run_directory import RunDirectory
 from xformer.io import atomic_write, check_no_overwrite, descriptor_of, is_device, unwritable_parent
+from xformer.runs.backend import open_backend
 from xformer.text import iter_lines, read_lines
 from xformer.text.corpus import MAX_CHARACTERS
 
@@ -29,6 +32,16 @@ def fields_of(output: Any, *names: str) -> dict[str, Any]:
     """Return fields of an output for JSON, with rounded numbers."""
     values = {name: getattr(output, name) for name in names}
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
+
+
+def load_pipeline(
+    pipeline_type: Any, directory: Path, backend: str, *, show_progress: bool = True, **options: Any
+) -> Any:
+    """Load a public checkpoint, or a run with a backend that is prepared for the data type of its model."""
+    recipe = {} if is_public(directory) else RunDirectory(directory).read_config().get("recipe", {})
+    xp = open_backend(backend, recipe.get("training", {}).get("dtype"))
+    with percent_progress("loading", visible=show_progress) as progress:
+        return pipeline_type.from_pretrained(directory, xp=xp, progress=progress, **options)
 
 
 def read_all(name: str) -> list[str]:

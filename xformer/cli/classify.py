@@ -35,7 +35,6 @@ from typing import Annotated, Any
 import numpy as np
 
 from xformer.cli import _io
-from xformer.cli._loading import load_pipeline
 from xformer.cli._options import _model_option, config_options, file_option, launch_arguments, option_name, value_option
 from xformer.cli.train import COMPUTING, TRAINING, finish
 from xformer.errors import ConfigError, DataError
@@ -90,7 +89,7 @@ def classify(
     if (test is None) == (source is None) or (test is None and test_labels is not None):
         raise ConfigError("expected --input FILE to classify texts, or --test FILE to print scores")
     _io.check_output(output or "-", [source, test], model)
-    classifier: Any = load_pipeline(Classifier, model, training["backend"])
+    classifier: Any = _io.load_pipeline(Classifier, model, training["backend"])
     problem_type = classifier.model.config.problem_type
     options = {name: settings[name] for name in ("batch_tokens",) if name in settings}
     chunks: Any = _io.read_chunks(source or "")

@@ -21,7 +21,6 @@ import numpy as np
 
 from xformer.cli import _io
 from xformer.cli._corpus import CorpusOptions, process_file
-from xformer.cli._loading import load_pipeline
 from xformer.cli._options import CheckpointOption, config_options, file_option, value_option
 from xformer.config import field_names
 from xformer.errors import ConfigError, DataError
@@ -52,7 +51,7 @@ def embed(
     texts = [line for lines in _io.read_chunks(source) for line in lines]
     if not texts:
         raise DataError(f"{_io.STANDARD_INPUT if source == _io.STANDARD else source} has no lines; expected texts")
-    embedder = load_pipeline(Embedder, model, **loading)
+    embedder = _io.load_pipeline(Embedder, model, **loading)
     started = time.monotonic()
     data = process_chunk(embedder, texts, 0, **settings).data
     with _io.open_bytes(output) as file:

@@ -48,7 +48,6 @@ import numpy as np
 
 from xformer.cli import _io
 from xformer.cli._corpus import CorpusOptions, process_file
-from xformer.cli._loading import load_pipeline
 from xformer.cli._options import DATA, DraftModelOption, ModelOption, config_options, file_option, take_options
 from xformer.config import Config, field_names, option
 from xformer.errors import ConfigError, XformerError
@@ -127,7 +126,7 @@ def generate(
     if corpus.corpus_out is not None:
         process_file(process_chunk, TextGenerator, model, source, output, corpus, loading, arguments)
         return
-    pipeline = load_pipeline(TextGenerator, model, **loading)
+    pipeline = _io.load_pipeline(TextGenerator, model, **loading)
     config = pipeline.resolve_config(**settings)
     single = source is None and len(prompts) == config.num_return_sequences == 1 and config.method != "beam"
     if single and shows_text and not inputs.verbose:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from xformer.cli import _io
-from xformer.cli._loading import load_pipeline
 from xformer.cli._options import (
     CheckpointOption,
     check_utf8,
@@ -38,7 +37,7 @@ def rerank(
     """Order documents by a query."""
     _io.check_output(output, [source], model)
     documents = _io.read_all(source)
-    reranker = load_pipeline(Reranker, model, **loading)
+    reranker = _io.load_pipeline(Reranker, model, **loading)
     ranked = reranker(query, documents, top_k=top_k, **settings)
     with _io.open_output(output) as write:
         write([f"{score:.4f}\t{position + 1}\t{documents[position]}" for position, score in ranked])

@@ -38,8 +38,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from xformer.cli import _io
 from xformer.cli._console import program
-from xformer.cli._loading import load_pipeline
 from xformer.cli._options import DraftModelOption, check_utf8, config_options, value_option
 from xformer.config import field_names
 from xformer.errors import ConfigError
@@ -87,7 +87,7 @@ def serve(
     sockets = [listen(config.host, config.port)]
     models, limits = [], {"max_tokens": config.max_tokens, "max_batch": config.max_batch}
     for id_, path, kind in zip(names, model, classes, strict=True):
-        pipeline: Any = load_pipeline(kind, path, **loading, **options.get(kind, {}))
+        pipeline: Any = _io.load_pipeline(kind, path, **loading, **options.get(kind, {}))
         directory = None if is_public(path) else path
         models.append(ServedModel(id_, pipeline, directory=directory, backend=loading["backend"], **limits))
     settings = dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)

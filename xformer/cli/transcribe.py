@@ -23,7 +23,6 @@ from typing import Annotated, Any, Literal
 
 from xformer.cli import _io
 from xformer.cli._console import percent_progress
-from xformer.cli._loading import load_pipeline
 from xformer.cli._options import CheckpointOption, argument, config_options, file_option, value_option
 from xformer.config import Config, option
 from xformer.data.audio import read_wav
@@ -80,7 +79,7 @@ def transcribe(
     _io.check_output(output, audio, model)
     for path in audio:
         read_wav(path)  # report invalid files before the first text is written
-    transcriber = load_pipeline(Transcriber, model, **loading)
+    transcriber = _io.load_pipeline(Transcriber, model, **loading)
     with _io.open_output(output) as write:
         for path in audio:
             with percent_progress(path.name, visible=output != _io.STANDARD) as progress:

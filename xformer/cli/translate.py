@@ -37,7 +37,6 @@ from typing import Annotated, Any
 
 from xformer.cli import _io
 from xformer.cli._corpus import CorpusOptions, process_file
-from xformer.cli._loading import load_pipeline
 from xformer.cli._options import COMPUTING, DATA, ModelOption, config_options, file_option, take_options
 from xformer.config import field_names, option
 from xformer.generation import GenerationConfig
@@ -104,7 +103,7 @@ def _transform_lines(
         sums = process_file(process_chunk, pipeline_type, model, source, output, corpus, loading, arguments)
         _print_notes(sums, options)
         return
-    pipeline = load_pipeline(pipeline_type, model, **loading)
+    pipeline = _io.load_pipeline(pipeline_type, model, **loading)
     lines = _Lines(pipeline, options, GenerationConfig.resolve(pipeline.defaults, settings))
     if _io.is_terminal(source):
         make_console(stderr=True).print("type a line; Ctrl-D ends the input")

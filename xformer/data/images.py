@@ -68,25 +68,18 @@ class ImageProcessor(NamedTuple):
             return x["shortest_edge"] if "shortest_edge" in x else (x["height"], x["width"])
 
         is_square = name.startswith(_SQUARE)
-        fields: dict[str, Any] = {}
+        values = {"resample": 2 if is_square else 3, "rescale_factor": 1.0 / 255.0, **values}
+        fields: dict[str, Any] = {"size": None, "scale": None, "mean": None}
         if values.get("do_resize", True):
             fields["size"] = sides("size", is_square=is_square)
-            if "resample" in values:
-                fields["resample"] = value("resample", "0 to 5", lambda x: type(x) is int and x in range(6))
-            elif not is_square:
-                fields["resample"] = 3
+            fields["resample"] = value("resample", "0 to 5", lambda x: type(x) is int and x in range(6))
         if values.get("do_center_crop", not is_square):
             fields["crop"] = sides("crop_size", is_square=True)
-        if not values.get("do_rescale", True):
-            fields["scale"] = None
-        elif "rescale_factor" in values:
+        if values.get("do_rescale", True):
             fields["scale"] = value("rescale_factor", "a number up to 1e6", _is_number)
-        if not values.get("do_normalize", True):
-            fields["mean"] = None
-        else:
-            for field, (expected, is_valid) in _CHANNELS.items():
-                fields[field] = tuple(value(f"image_{field}", expected, is_valid))
-        return cls(**{"size": None, **fields})
+        for field, (expected, is_valid) in _CHANNELS.items() if values.get("do_normalize", True) else ():
+            fields[field] = tuple(value(f"image_{field}", expected, is_valid))
+        return cls(**fields)
 
     def __call__(self, images: Sequence[ImageSource]) -> Any:
         """Return the pixels of images as a NumPy array (images, channels, height, width) of float32.

@@ -113,7 +113,7 @@ class Batch(NamedTuple):
         columns = [pad(ids, pad_id) for ids in (source, target, labels)]
         if bucketed:
             columns = [_bucketed(ids, pad_id, max_positions) for ids in columns]
-        lengths.resize(len(columns[0]), 2)
+        lengths.resize((len(columns[0]), 2), refcheck=False)
         arrays = [from_host(xp, ids, dtype="int64", device=device) for ids in columns]
         return cls(arrays[0], arrays[1], arrays[2], lengths)
 

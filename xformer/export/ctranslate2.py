@@ -15,6 +15,7 @@ from xformer.io import atomic_directory
 from xformer.layers.adapters import check_no_adapters
 from xformer.models import BaseModel, LanguageModel, Transformer
 from xformer.models.config import GATED
+from xformer.ops.decoding import log_softmax
 from xformer.ops.weights import quantized_dtype
 from xformer.text.extras import require
 
@@ -264,14 +265,14 @@ def _verify(ctranslate2: Any, model: Any, directory: str, vocabularies: list[lis
     if isinstance(model, LanguageModel):
         scores = ctranslate2.Generator(directory, **options).score_batch(texts)
         for row, score in zip(ids, scores, strict=True):
-            log_probs = _log_softmax(model(np.asarray([row])))[0]
+            log_probs = log_softmax(model(np.asarray([row])))[0]
             differences.append(log_probs[np.arange(len(row) - 1), row[1:]] - score.log_probs)
     else:
         sources = [rng.choice(choices[0], length).tolist() for length in lengths[::-1]]
         names = [[vocabularies[0][token] for token in source] for source in sources]
         scores = ctranslate2.Translator(directory, **options).score_batch(names, texts)
         for source, row, score in zip(sources, ids, scores, strict=True):
-            log_probs = _log_softmax(model(np.asarray([source]), np.asarray([[c.bos_id, *row]])))[0]
+            log_probs = log_softmax(model(np.asarray([source]), np.asarray([[c.bos_id, *row]])))[0]
             differences.append(log_probs[np.arange(len(row) + 1), [*row, c.eos_id]] - score.log_probs)
     errors = np.abs(np.concatenate(differences))
     if not (errors.max() <= TOLERANCE if quantization == "float32" else errors.mean() <= MEAN_TOLERANCE):
@@ -280,8 +281,3 @@ def _verify(ctranslate2: Any, model: Any, directory: str, vocabularies: list[lis
             "the model; expected the same"
         )
     return float(errors.mean())
-
-
-def _log_softmax(logits: Any) -> Any:
-    shifted = logits - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

@@ -213,12 +213,12 @@ def _sliced(x: Tracer, parts: list[tuple[int, slice]]) -> Tracer:
     return traced(op.slice(var_of(x), *map(_vector, zip(*bounds, strict=True))), shape, x.dtype)
 
 
-def _call(function: Callable[..., Var], *operands: Any, dtype: Any = None) -> Tracer:
+def _call(function: Callable[..., Var], *operands: Any, dtype: Any = None, shapes: Sequence[Any] = ()) -> Tracer:
     """Apply an elementwise function to arrays and Python numbers."""
     arrays = [x for x in operands if type(x) is Tracer]
     common = np.result_type(*(x.dtype for x in arrays))
-    variables = [_number(x, common) for x in operands]
-    return traced(function(*variables), _broadcast([x.shape for x in arrays]), common if dtype is None else dtype)
+    shape = _broadcast([*shapes, *(x.shape for x in arrays)])
+    return traced(function(*(_number(x, common) for x in operands)), shape, common if dtype is None else dtype)
 
 
 def _number(x: Any, dtype: Any) -> Var:
@@ -356,11 +356,7 @@ class OnnxNamespace(Library, library="onnx"):
         return self.logical_not(self.operator_eq(first, second))
 
     def where(self, condition: Tracer, first: Any, second: Any) -> Tracer:
-        arrays = [x for x in (first, second) if type(x) is Tracer]
-        dtype = np.result_type(*(x.dtype for x in arrays))
-        variables = (_number(x, dtype) for x in (first, second))
-        shape = _broadcast([x.shape for x in (condition, *arrays)])
-        return traced(op.where(var_of(condition), *variables), shape, dtype)
+        return _call(partial(op.where, var_of(condition)), first, second, shapes=[condition.shape])
 
     def clip(self, x: Tracer, min: Any = None, max: Any = None) -> Tracer:
         bounds = (None if bound is None else _number(bound, x.dtype) for bound in (min, max))
