@@ -54,7 +54,7 @@ def inspect(
     tensors: Annotated[bool, flag("--tensors", "Also list every tensor.")] = False,
     as_json: Annotated[bool, flag("--json", "Print one JSON object with all settings.")] = False,
     plot: Annotated[Path | None, value_option("--plot", "FILE.png", _PLOT_HELP, None)] = None,
-    environment: Annotated[bool, flag("--environment", "Show the machine and the libraries instead.")] = False,
+    environment: Annotated[bool, flag("--environment", "Show the machine and libraries instead of a model.")] = False,
 ) -> None:
     """Show a run, a checkpoint, or the environment."""
     if environment:

@@ -83,23 +83,17 @@ def score(
             counts = f"{path} has {len(lines)} lines and {name} has {len(hypotheses)}"
             raise DataError(f"{counts}; expected one hypothesis per reference")
     scores = [each for name in metrics for each in scorers[name](hypotheses, references)]
-    num_blank = _report_blank(hypotheses)
+    blank = [number for number, line in enumerate(hypotheses, start=1) if not line.strip()]
+    if blank:
+        verb = "is" if len(blank) == 1 else "are"
+        count = f"{len(blank):,} of {len(hypotheses):,} hypotheses {verb} blank, the first on line {blank[0]}"
+        print(f"warning: {count}; they count as empty answers", file=sys.stderr)
     if as_json:
         values = {each.name: {"score": each.value, "signature": each.signature} for each in scores}
-        sizes = {"lines": len(hypotheses), "references": len(references), "blank_hypotheses": num_blank}
+        sizes = {"lines": len(hypotheses), "references": len(references), "blank_hypotheses": len(blank)}
         print(json.dumps({**values, **sizes}))
     else:
         print(f"{'metric':<8} {'score':>7}  better  signature")  # never wrapped, so that it is easy to parse
         for each in scores:
             better = "lower" if each.lower_is_better else "higher"
             print(f"{each.name:<8} {each.value:>7.2f}  {better:<6}  {each.signature}")
-
-
-def _report_blank(hypotheses: list[str]) -> int:
-    """Return the number of blank hypotheses, and warn about them on stderr."""
-    blank = [number for number, line in enumerate(hypotheses, start=1) if not line.strip()]
-    if blank:
-        verb = "is" if len(blank) == 1 else "are"
-        count = f"{len(blank):,} of {len(hypotheses):,} hypotheses {verb} blank, the first on line {blank[0]}"
-        print(f"warning: {count}; they count as empty answers", file=sys.stderr)
-    return len(blank)

@@ -189,7 +189,10 @@ class _Converter:
         embeddings.weight = np.array(embedding.weight)
         spec.scale_embeddings = np.float32(math.sqrt(c.d_model)) if c.scale_embeddings else False
         if hasattr(spec, "position_encodings"):
-            spec.position_encodings.encodings = self._position_table(inputs)
+            length = c.max_positions if c.positions == "learned" else _MAX_LENGTH
+            table = inputs.position_embeddings(length, next(iter(self._model.named_parameters()))[1])
+            table = np.zeros((length, c.d_model), np.float32) if table is None else np.array(table)
+            spec.position_encodings.encodings = table
         if c.embedding_norm:
             _set_norm(spec.layernorm_embedding, inputs.norm)
         if norm is not None:
@@ -205,12 +208,6 @@ class _Converter:
             if c.scale_output:
                 spec.scale_outputs = np.float32(c.d_model**-0.5)
         return spec
-
-    def _position_table(self, inputs: Any) -> Any:
-        """Return the vectors of absolute positions, zeros if the model has none."""
-        length = self._config.max_positions if self._config.positions == "learned" else _MAX_LENGTH
-        table = inputs.position_embeddings(length, next(iter(self._model.named_parameters()))[1])
-        return np.zeros((length, self._config.d_model), np.float32) if table is None else np.array(table)
 
     def _set_layer(self, spec: Any, layer: Any, positions: Any) -> None:
         own = layer.self_attention

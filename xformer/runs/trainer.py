@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -315,7 +315,13 @@ def average_models(models: Sequence[Any], *, like: Any = None) -> Any:
     for number, model in enumerate(models, start=1):
         arrays = _arrays_of(model)
         name = f"model {number}" if isinstance(model, Module) else str(model)
-        _check_structure({key: tuple(array.shape) for key, array in arrays.items()}, shapes, name)
+        found = {key: tuple(array.shape) for key, array in arrays.items()}
+        for key in sorted(found.keys() | shapes.keys()):
+            if found.get(key) != shapes.get(key):
+                actual, expected = (str(each.get(key, "absent")) for each in (found, shapes))
+                raise ShapeError(
+                    f"{key} of {name} is {actual}; expected {expected}; models must have the same structure"
+                )
         for key, _ in like.named_parameters():
             wide = arrays[key].astype("float64")
             total[key] = total[key] + wide if key in total else wide
@@ -332,12 +338,3 @@ def _arrays_of(model: Any) -> dict[str, Any]:
     if metadata.get("format") != "xformer":
         raise CheckpointError(f"{os.fspath(model)} is not an xformer model; expected a file that model.save() wrote")
     return arrays
-
-
-def _check_structure(shapes: Mapping[str, Any], expected: Mapping[str, Any], name: str) -> None:
-    for key in sorted(shapes.keys() | expected.keys()):
-        if shapes.get(key) != expected.get(key):
-            actual_shape, expected_shape = (str(each.get(key, "absent")) for each in (shapes, expected))
-            raise ShapeError(
-                f"{key} of {name} is {actual_shape}; expected {expected_shape}; models must have the same structure"
-            )

@@ -103,16 +103,9 @@ def _parse(content: memoryview) -> SentencePieceModel:
         raise ValueError("it treats white space as a suffix or does not escape it, which is not supported")
     charsmap = bytes(_message(normalizer.get(2, memoryview(b""))))
     _check_charsmap(charsmap)
-    return SentencePieceModel(
-        pieces,
-        scores,
-        types,
-        model_type=model_type,
-        byte_fallback=bool(trainer.get(35, False)),
-        charsmap=charsmap,
-        add_dummy_prefix=bool(normalizer.get(3, True)),
-        remove_extra_whitespaces=bool(normalizer.get(4, True)),
-    )
+    flags = {"byte_fallback": bool(trainer.get(35, False)), "add_dummy_prefix": bool(normalizer.get(3, True))}
+    flags["remove_extra_whitespaces"] = bool(normalizer.get(4, True))
+    return SentencePieceModel(pieces, scores, types, model_type, charsmap=charsmap, **flags)
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
