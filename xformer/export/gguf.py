@@ -123,9 +123,9 @@ def export_gguf_lora(model: Any, path: str | os.PathLike[str]) -> str:
         if own is None or "_exps." in own or kind not in ("A", "B"):
             raise ConfigError(f"the adapters have {key}, which llama.cpp does not read; use merge_lora and export_gguf")
         if kind == "B":
-            x = x * (settings[module][1] / alpha)
-        if kind == "B" and own.split(".")[-2] in architecture.interleaved:
-            x = gguf_file.arrangement(own, architecture, values, writes=True)(x)
+            x = x * (settings[module][1] / alpha)  # the file has one alpha
+            if own.split(".")[-2] in architecture.interleaved:
+                x = gguf_file.arrangement(own, architecture, values, writes=True)(x)
         tensors[f"{own}.lora_{kind.lower()}"] = functools.partial(np.asarray, x)
     metadata = {"general.type": "adapter", "general.architecture": label, "adapter.type": "lora"}
     return _write(path, _fields({**metadata, "adapter.lora.alpha": alpha}), tensors, {}, "F32", None)

@@ -152,10 +152,10 @@ def _usual_heads(config: dict[str, Any]) -> dict[str, Any]:
     return {"head_dim": config["hidden_size"] // config["num_attention_heads"]}
 
 
-def _no_window(config: dict[str, Any]) -> dict[str, Any]:
-    """Return no window in place of one that is shorter than the context."""
+def _phi3_fixed(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the usual size of heads, and no window in place of one that is shorter than the context."""
     is_short = (config["sliding_window"] or math.inf) < config["max_position_embeddings"]
-    return {"sliding_window": None} if is_short else {}
+    return {**_usual_heads(config), **({"sliding_window": None} if is_short else {})}
 
 
 # By name. Mixtral has the name of Llama.
@@ -197,11 +197,7 @@ ARCHITECTURES = {
     "olmoe": Architecture(
         tensors=_with_experts("mlp", "gate_proj", "up_proj", "down_proj"),
         keys={**_KEYS, **_EXPERT_KEYS},
-        fixed=lambda config: {
-            **_usual_heads(config),
-            "num_key_value_heads": config["num_attention_heads"],
-            "attention_bias": False,
-        },
+        fixed=lambda c: {**_usual_heads(c), "num_key_value_heads": c["num_attention_heads"], "attention_bias": False},
     ),
     "phi3": Architecture(
         tensors={
@@ -210,7 +206,7 @@ ARCHITECTURES = {
             "blk.{i}.ffn_up": _LAYER + "mlp.gate_up_proj",
         },
         keys={**_KEYS, "attention.sliding_window": "sliding_window"},
-        fixed=lambda config: {**_usual_heads(config), **_no_window(config)},
+        fixed=_phi3_fixed,
     ),
     "gpt2": Architecture(
         tensors=_GPT2_TENSORS,
