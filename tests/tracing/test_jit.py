@@ -515,6 +515,7 @@ SUBCLASSES = {
     "ufunc": SQUARE.view(Doubling),
 }
 USES = {
+    "without a trace": lambda x: xf.ops.gelu(x),
     "argument": lambda x: xf.jit(lambda x: x * x)(x),
     "keyword": lambda x: xf.jit(lambda x: x * x)(x=x),
     "donated": lambda x: xf.jit(lambda x: x * x, donate_argnums=0)(x),

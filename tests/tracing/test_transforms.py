@@ -569,7 +569,7 @@ def test_numpy_gets_no_traced_array(use):
 
 @for_each("use", [float, int, complex, operator.index])
 def test_numbers_are_not_read_from_tracked_arrays(use):
-    with raises_line(DifferentiationError, "would lose its gradient; create y with xp.zeros, where xp"):
+    with raises_line(DifferentiationError, "would lose its gradient; use np.sin.*, create y with xp.zeros, where xp"):
         grad(lambda x: total(x * use(x[0])))(values(3))
     assert grad(lambda x: x[0] * float(stop_gradient(x)[1]))(np.asarray([1.0, 3.0])).tolist() == [3.0, 0.0]
     index = grad(lambda x: x[int(array_namespace(x).argmax(x))] * range(5)[array_namespace(x).argmin(x) + 2])
@@ -586,7 +586,7 @@ def test_branches_may_depend_on_values():
 @for_each("write", [lambda buffer, x: buffer.__setitem__(0, x[0]), lambda buffer, x: buffer.fill(x[0])])
 def test_a_plain_array_takes_no_tracked_value(write):
     buffer = np.zeros(3)
-    with raises_line(DifferentiationError, r"assignment to an element of a plain array \(y\[i\] = x\)"):
+    with raises_line(DifferentiationError, r"in y\[i\] = x with a plain array y"):
         grad(lambda x: write(buffer, x) or total(buffer * x))(values(3))
 
 
@@ -674,7 +674,7 @@ REFUSED: list[tuple[Any, Any, type[Exception], str]] = [
     *((lambda x: x, x, ShapeError, "argument 0 is an? [a-zN]*; expected a floating array, a float, a list of floats")
       for x in (1, True, "x", {"a": 1}, (), [], [[1.0], [1.0, 2.0]])),
     (lambda x: x, None, ShapeError, "argument 0 is None; expected a floating array"),
-    (lambda x: x, [1, 2], ShapeError, "there are only arrays of int64 to"),
+    (lambda x: x, [1, 2], ShapeError, "there are only arrays of int64 to .*: 1.0 for 1"),
     (lambda x: x, {"a": np.asarray(3), "b": np.asarray(True)}, ShapeError, "there are only arrays of bool, int64 to"),
     (lambda x: x.tolist(), X, AttributeError, f"^{MISSING}method 'tolist'; use list"),
     (lambda x: x.shepe, X, AttributeError, f"^{MISSING}attribute 'shepe'"),
@@ -721,7 +721,9 @@ WRONG = "positional arguments; pass the arguments"
 
 @for_each("argnums, count, message", [
     *((argnums, count, WRONG) for argnums, count in ((1, 1), ((0, 2), 2), (0, 0))),
-    *((argnums, 2, f"{WRONG} to differentiate by position") for argnums in (None, 1.0, "x", (None,))),
+    *((argnums, 2, f"{WRONG} to differentiate by position") for argnums in (None, "x", (None,))),
+    *((argnums, 2, r"expected a position; call grad\(f\)\(x\) for the value at x")
+      for argnums in (1.0, [1.0, 2.0], np.ones(3))),
     # The gradient of the first one would be zero.
     *((argnums, 2, "names an argument twice; expected each position once")
       for argnums in ((0, 0), (1, 0, 1), [0, -2], (1, -1))),

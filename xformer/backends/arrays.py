@@ -112,14 +112,9 @@ def check_class(array: Any) -> None:
 
     Every array of a trace is checked; ask before whether its class is in CHECKED_CLASSES.
     """
-    cls = type(array)
-    is_subclass = isinstance(array, np.ndarray) and cls not in (np.ndarray, np.memmap)
-    if is_subclass and array_namespace(array).name == "numpy":
-        raise BackendError(
-            f"an array is a {cls.__module__}.{cls.__name__}, whose functions may compute something else; expected "
-            "a plain numpy.ndarray: pass np.asarray(x), or x.filled(value) for a masked array"
-        )
-    CHECKED_CLASSES.add(cls)
+    if isinstance(array, np.ndarray):
+        array_namespace(array)
+    CHECKED_CLASSES.add(type(array))
 
 
 def assign(target: Array, values: Array) -> Array:

@@ -627,6 +627,11 @@ def _namespace_of_new_type(array: Any) -> Namespace:
         raise BackendError(
             f"got a {cls.__module__}.{cls.__name__}; expected an array of {', '.join(BACKENDS)}; use xp.asarray"
         )
+    if isinstance(array, np.ndarray) and cls not in (np.ndarray, np.memmap) and namespace.name == "numpy":
+        raise BackendError(
+            f"an array is a {cls.__module__}.{cls.__name__}, whose functions may compute something else; expected "
+            "a plain numpy.ndarray: pass np.asarray(x), or x.filled(value) for a masked array"
+        )
     NAMESPACE_OF_TYPE[cls] = namespace
     return namespace
 

@@ -118,10 +118,13 @@ class Arguments:
         return args, {name: visit(value, False) for name, value in sorted(self.keywords.items())}, data
 
 
-def check_function(name: str, function: Any) -> None:
-    """Raise ConfigError unless the first argument of a transformation is a function."""
+def check_function(name: str, function: Any, axes: Any = 0, word: str = "argnums") -> None:
+    """Raise ConfigError unless the arguments of a transformation are a function and, if there are any, positions."""
     if not callable(function):
         raise ConfigError(f"{name} got {function!r}; expected a function")
+    items = axes if isinstance(axes, tuple | list) else (axes,)
+    if any(isinstance(item, float) or (is_array(item) and item.shape) for item in items):
+        raise ConfigError(f"{name} got {word} {axes!r:.60}; expected a position; call {name}(f)(x) for the value at x")
 
 
 def with_arrays(tree: Any, like: Any) -> Any:

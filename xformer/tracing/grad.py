@@ -85,7 +85,7 @@ def value_and_grad(
         >>> value_and_grad(lambda x: (x * x)[0])(np.asarray([3.0]))
         (np.float64(9.0), array([6.]))
     """
-    check_function("value_and_grad", function)
+    check_function("value_and_grad", function, argnums)
 
     @functools.wraps(function)
     def differentiated(*args: Any, **keywords: Any) -> Any:
@@ -239,7 +239,7 @@ def grad(function: Callable[..., Any], argnums: Positions = 0, *, has_aux: bool 
         argnums: Position of the argument, or several positions.
         has_aux: Whether `function` returns auxiliary output; then the result is (gradient, auxiliary output).
     """
-    check_function("grad", function)
+    check_function("grad", function, argnums)
     both = value_and_grad(function, argnums, has_aux=has_aux)
 
     @functools.wraps(function)
@@ -458,7 +458,9 @@ def _leaves_of(trace: GradTrace, arrays: list[Any], frozen: Collection[int] = ()
         raise ConfigError("all arrays are frozen; expected at least one parameter: use xformer.unfreeze")
     if not trace.tape:
         dtypes = ", ".join(sorted({dtype_name(array.dtype) for array in arrays}))
-        raise ShapeError(f"there are only arrays of {dtypes} to differentiate; expected floats of 16, 32 or 64 bits")
+        raise ShapeError(
+            f"there are only arrays of {dtypes} to differentiate; expected floats of 16 to 64 bits: 1.0 for 1"
+        )
     return traced, [_Input(tracer._index, tracer._value) for tracer in traced]
 
 

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import itertools
 import linecache
-import os
 import re
 import sys
 import weakref
@@ -246,9 +245,11 @@ class GradTrace(Trace):
         if use == WRITE:
             raise DifferentiationError(f"{WRITE} and would lose its gradient; {CREATE}")
         if use == "np.asarray" and x._index >= 0:
-            hint = "x for np.asarray(x), np.stack([x[0], x[1]]) for an array of a list"
-            if " of scipy." in (caller := _caller()) and "SCIPY_ARRAY_API" not in os.environ:
-                hint = "SciPy with the environment variable SCIPY_ARRAY_API=1"
+            hint, caller = "x for np.asarray(x), np.stack([x[0], x[1]]) for an array of a list", _caller()
+            if " of scipy." in caller:
+                hint = "SciPy with SCIPY_ARRAY_API=1 for the functions in docs/how-to/differentiate.md, else a formula"
+            elif " of pandas." in caller:
+                hint = "x.to_numpy() for a column x of pandas"
             raise DifferentiationError(
                 f"a traced array was passed to a function of another library ({caller}), which would lose its "
                 f"gradient; use {hint}, functions of array_namespace(x), or has_aux=True for results"
@@ -261,8 +262,8 @@ class GradTrace(Trace):
                     "your own' in docs/how-to/differentiate.md"
                 )
             raise DifferentiationError(
-                f"{use}(x) of a traced array, or its assignment to an element of a plain array (y[i] = x), would lose "
-                f"its gradient; {CREATE}, or use {use}(xformer.stop_gradient(x))"
+                f"{use}(x) of a traced array, as in math.sin(x), or in y[i] = x with a plain array y, would lose its "
+                f"gradient; use np.sin(x), {CREATE}, or use {use}(xformer.stop_gradient(x))"
             )
         return x._value if is_number else self.plain_value(x)
 

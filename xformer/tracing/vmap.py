@@ -46,7 +46,7 @@ def vmap(function: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0) -> Calla
         >>> vmap(lambda x, y: x @ y, in_axes=(0, None))(np.eye(2), np.asarray([3.0, 4.0]))
         array([3., 4.])
     """
-    check_function("vmap", function)
+    check_function("vmap", function, in_axes, "in_axes")
 
     @functools.wraps(function)
     def mapped(*args: Any, **keywords: Any) -> Any:
@@ -151,7 +151,7 @@ def jacobian(function: Callable[P, Any], argnums: Positions = 0, has_aux: bool =
         array([[2., 0.],
                [0., 4.]])
     """
-    check_function("jacobian", function)
+    check_function("jacobian", function, argnums)
 
     @functools.wraps(function)
     def differentiated(*args: Any, **keywords: Any) -> Any:
@@ -207,5 +207,5 @@ def hessian(function: Callable[P, Any], argnums: Positions = 0, has_aux: bool = 
         array([[ 6.,  0.],
                [ 0., 12.]])
     """
-    check_function("hessian", function)
+    check_function("hessian", function, argnums)
     return jacobian(jacobian(function, argnums, has_aux), argnums, has_aux)
