@@ -136,7 +136,8 @@ def create_app(models: Sequence[ServedModel], config: ServeConfig | None = None)
 
     routes: list[Any] = [Route("/", index), Route("/docs", docs), Route("/openapi.json", description)]
     routes += [starlette_route(route, server) for route in ROUTES]
-    pages = StaticFiles(directory=_PAGES, check_dir=False)
+    here = Path.cwd() / "docs"  # an installed package serves the pages of the clone that it was installed from
+    pages = StaticFiles(directory=here if (here / "tutorial" / "1-attention.md").is_file() else _PAGES, check_dir=False)
     routes += [Route("/pages/{page:path}.md", page), Mount("/pages", pages)]
     routes.append(Mount("/static", StaticFiles(directory=STATIC)))
     handlers: Any = {HTTPException: on_error, Exception: on_error}

@@ -66,7 +66,8 @@ export class AttentionView {
     this.figures = [heatMap(options), attentionLines(options)];
     const name = `${this.name}-${this.title}`;
     this.element.replaceChildren(
-      figureCard({ title: this.title, name, figure: this.figures[0], controls }),
+      html("div", { class: "controls" }, controls),
+      figureCard({ title: this.title, name, figure: this.figures[0], note: html("p", { class: "hint" }, "Each row is a token that attends to the columns.") }),
       figureCard({ title: "The same weights as lines", name: `${name}-lines`, figure: this.figures[1], note: html("p", { class: "hint" }, "Left: tokens that attend. Right: tokens that they attend to.") }),
       this.overview(numHeads),
       ...(this.editor ? [this.editor] : []),
