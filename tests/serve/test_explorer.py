@@ -102,12 +102,15 @@ def test_each_tab_names_a_page_of_the_tutorial_that_the_server_shows() -> None:
 def test_an_installed_server_shows_the_pages_of_the_clone_in_which_it_starts(monkeypatch, tmp_path) -> None:
     testclient = pytest.importorskip("starlette.testclient")
     from xformer.serve import app
+    from xformer.serve.config import ServeConfig
 
     clone = app._PAGES.parent
     monkeypatch.setattr(app, "_PAGES", tmp_path)
     for folder, status in ((clone, 200), (tmp_path, 404)):
         monkeypatch.chdir(folder)
-        client = testclient.TestClient(app.create_app([]), base_url="http://localhost")
+        client = testclient.TestClient(
+            app.create_app([], ServeConfig(token="secret-token")), base_url="http://localhost"
+        )
         assert client.get("/pages/tutorial/1-attention.md").status_code == status
 
 
