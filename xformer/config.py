@@ -226,6 +226,20 @@ def check_bool(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def contradiction(config: Any, names: str, expected: str) -> ConfigError:
+    """Return the error for fields whose values do not go together: "copy is true and share_embeddings false; ...".
+
+    Args:
+        config: The configuration.
+        names: Names of the fields, separated by spaces.
+        expected: What was expected.
+    """
+    values = [(name, getattr(config, name)) for name in names.split()]
+    shown = [f"{name} {str(value).lower() if isinstance(value, bool) else repr(value)}" for name, value in values]
+    received = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1]))).replace(" ", " is ", 1)
+    return ConfigError(f"{received}; expected {expected}")
+
+
 def integers(name: str, values: Any) -> list[int]:
     """Return integers, such as token ids, as a list; raise DataError for anything else."""
     try:

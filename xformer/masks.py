@@ -15,7 +15,7 @@ from xformer.config import check_count
 from xformer.errors import BackendError, ConfigError, ShapeError, XformerError, out_of_memory
 from xformer.ops.attention import causal_mask, window_mask
 from xformer.ops.operation import Signature
-from xformer.tree import is_array
+from xformer.tree import is_array, wrong_array
 
 _MASK = Signature("mask: (...) bool", {})
 
@@ -43,10 +43,7 @@ def padding(tokens: Array, pad_id: int) -> Array:
 
 def _check_ids(name: str, ids: Array) -> None:
     if len(ids.shape) != 2 or not is_integer(ids.dtype):
-        raise ShapeError(
-            f"{name} have shape {tuple(ids.shape)} and dtype {dtype_name(ids.dtype)}; "
-            "expected integers of shape (batch, length)"
-        )
+        raise wrong_array(ids, f"{name} have", "integers of shape (batch, length)")
 
 
 def segments(segment_ids: Array) -> Array:

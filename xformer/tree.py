@@ -534,6 +534,11 @@ def check_array(x: Any, name: str, *axes: str | int) -> tuple[int, ...]:
     return shape
 
 
+def wrong_array(x: Array, subject: str, expected: str) -> ShapeError:
+    """Return the error for an array of another shape or dtype; the subject has its verb, as in "images have"."""
+    return ShapeError(f"{subject} shape {tuple(x.shape)} and dtype {dtype_name(x.dtype)}; expected {expected}")
+
+
 class FrozenDict(dict[Any, Any]):
     """A read-only dict: every dict that is assigned to a field of a module becomes one."""
 

@@ -128,7 +128,7 @@ def test_a_convolution_needs_a_mask_of_keys():
     np.testing.assert_allclose(again[is_token], states[is_token], rtol=0, atol=1e-12)
     short = model(reference["tokens"][1:, :6])  # the padding of the second row has no effect
     np.testing.assert_allclose(short[0], states[1, :6], rtol=0, atol=1e-12)
-    with pytest.raises(ShapeError, match=r"mask has shape \(9, 9\); .* convolution expects \(2, 1, 1, 9\)"):
+    with pytest.raises(ShapeError, match=r"mask has shape \(9, 9\) .*; expected \(2, 1, 1, 9\) for .* a convolution"):
         model(reference["tokens"], mask=np.ones((9, 9), bool))
 
 

@@ -43,7 +43,7 @@ def test_settings_determine_the_method(settings, method):
         ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences 3 is above num_beams 2; .*e.g."),
         ({"num_return_sequences": 2}, "num_return_sequences 2 is above num_beams 1"),
         ({"num_beams": 2, "temperature": 0.7}, "num_beams is 2 and sampling is requested"),
-        ({"diversity_penalty": 0.5, "num_beams": 4}, "diversity_penalty is 0.5 and num_beam_groups is 1"),
+        ({"diversity_penalty": 0.5, "num_beams": 4}, "diversity_penalty is 0.5 and num_beam_groups 1"),
     ],
 )
 def test_contradictory_settings_raise(settings, message):

@@ -8,18 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.families.layouts import (
-    Layout,
-    affine,
-    attention,
-    feed_forward,
-    linear,
-    same,
-    single_row,
-    skip_rows,
-    transposed,
-)
-from xformer.families.table import Column, Key, Table, register_tables
+from xformer.families.layouts import affine, attention, feed_forward, linear, same, single_row, skip_rows, transposed
+from xformer.families.table import Column, Key, Table, Tensors, register_tables
 from xformer.families.values import activation, read_decoder_ids, tied, write_decoder_ids
 from xformer.models import SpeechTransformer, SpeechTransformerConfig, Transformer, TransformerConfig
 
@@ -91,7 +81,7 @@ def _table(model_type: str, architecture: str, **fields: Any) -> Table:
     )
 
 
-def _stack(side: str, *, unused_positions: int = 0) -> dict[str, Layout]:
+def _stack(side: str, *, unused_positions: int = 0) -> Tensors:
     """Return the layouts of one side, "encoder" or "decoder": its positions, layers and norms.
 
     The first rows of the table of positions may be unused.
@@ -112,7 +102,7 @@ def _stack(side: str, *, unused_positions: int = 0) -> dict[str, Layout]:
     return tensors
 
 
-def _tensors(config: TransformerConfig) -> dict[str, Layout]:
+def _tensors(config: TransformerConfig) -> Tensors:
     if config.share_embeddings:
         embeddings = {"model.shared.weight": same("source_embedding.weight")}
     else:

@@ -14,8 +14,8 @@ from typing import Any
 
 from xformer.errors import ConfigError
 from xformer.families.config_reader import REQUIRED, ConfigReader
-from xformer.families.layouts import Layout, affine, attention, feed_forward, linear, same, skip_rows
-from xformer.families.table import Column, Key, Table, register_tables
+from xformer.families.layouts import affine, attention, feed_forward, linear, same, skip_rows
+from xformer.families.table import Column, Key, Table, Tensors, register_tables
 from xformer.families.values import LABELS, SIZES, activation, has_tensor, read_special_ids, sizes, write_special_ids
 from xformer.models import Encoder, EncoderConfig
 
@@ -84,7 +84,7 @@ class EncoderTable(Table):
 
 def register_encoder(
     table: EncoderTable,
-    tensors: Mapping[str, Layout] | Callable[[EncoderConfig], Mapping[str, Layout]],
+    tensors: Tensors | Callable[[Any], Tensors],
     tied: Mapping[str, str],
     ignored: tuple[str, ...] = (),
     renamed: Mapping[str, str] = _RENAMED,
@@ -113,32 +113,41 @@ def register_encoder(
 _OURS = "layers.{i}."
 
 
-def masked_lm_head(dense: str, norm: str, output: str) -> dict[str, Layout]:
+def masked_lm_head(dense: str, norm: str, output: str) -> Tensors:
     """Return the table of the head of masked tokens by the names of its linear map, its norm and its output layer."""
     bias = {f"{output}.bias": same("masked_lm.bias")}
     return {**linear(dense, "masked_lm.linear"), **affine(norm, "masked_lm.norm"), **bias}
 
 
 def encoder_tensors(
-    prefix: str, names: str = "self.query self.key self.value output.dense", norm: str = "output.LayerNorm"
-) -> dict[str, Layout]:
+    prefix: str,
+    names: str = "self.query self.key self.value output.dense",
+    norms: str = "attention.output.LayerNorm output.LayerNorm",
+    maps: str = "intermediate.dense output.dense",
+    *,
+    layer: str = "encoder.layer.{i}",
+    ours: str = _OURS,
+) -> Tensors:
     """Return the table of embeddings and layers.
 
     Args:
         prefix: Prefix of the tensors, e.g. "bert.".
         names: Names of the projections of attention, see `attention`.
-        norm: Name of the norm after attention.
+        norms: Names of the norms after attention and after the feed-forward network.
+        maps: Names of the maps of that network.
+        layer: Name of a layer.
+        ours: Prefix of the parameters of a layer.
     """
-    layer = f"{prefix}encoder.layer.{{i}}."
+    layer, (first, second) = prefix + layer, norms.split()
     return {
         f"{prefix}embeddings.word_embeddings.weight": same("embedding.weight"),
         f"{prefix}embeddings.token_type_embeddings.weight": same("token_types.weight"),
         f"{prefix}embeddings.position_embeddings.weight": same("input.positions.weight"),
         **affine(f"{prefix}embeddings.LayerNorm", "input.norm"),
-        **attention(layer + "attention", _OURS + "self_attention", names),
-        **affine(f"{layer}attention.{norm}", _OURS + "self_attention_residual.norm"),
-        **feed_forward(layer[:-1], _OURS + "feed_forward", "intermediate.dense output.dense"),
-        **affine(layer + "output.LayerNorm", _OURS + "feed_forward_residual.norm"),
+        **attention(f"{layer}.attention", ours + "self_attention", names),
+        **affine(f"{layer}.{first}", ours + "self_attention_residual.norm"),
+        **feed_forward(layer, ours + "feed_forward", maps),
+        **affine(f"{layer}.{second}", ours + "feed_forward_residual.norm"),
     }
 
 
@@ -197,7 +206,8 @@ register_encoder(
     ignored=("discriminator_predictions.*",),
 )
 
-_ALBERT_LAYER, _OUR_LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0.", "layers.0."
+_ALBERT_LAYER = "encoder.albert_layer_groups.0.albert_layers.0"
+_ALBERT_NAMES = "attention.LayerNorm full_layer_layer_norm", "ffn ffn_output"
 register_encoder(
     EncoderTable(
         model_type="albert",
@@ -211,15 +221,8 @@ register_encoder(
         skipped="down_scale_factor gap_size net_structure_type num_memory_blocks",
     ),
     {
-        "albert.embeddings.word_embeddings.weight": same("embedding.weight"),
-        "albert.embeddings.token_type_embeddings.weight": same("token_types.weight"),
-        "albert.embeddings.position_embeddings.weight": same("input.positions.weight"),
-        **affine("albert.embeddings.LayerNorm", "input.norm"),
+        **encoder_tensors("albert.", "query key value dense", *_ALBERT_NAMES, layer=_ALBERT_LAYER, ours="layers.0."),
         **linear("albert.encoder.embedding_hidden_mapping_in", "input.projection"),
-        **attention(_ALBERT_LAYER + "attention", _OUR_LAYER + "self_attention", "query key value dense"),
-        **affine(_ALBERT_LAYER + "attention.LayerNorm", _OUR_LAYER + "self_attention_residual.norm"),
-        **feed_forward(_ALBERT_LAYER[:-1], _OUR_LAYER + "feed_forward", "ffn ffn_output"),
-        **affine(_ALBERT_LAYER + "full_layer_layer_norm", _OUR_LAYER + "feed_forward_residual.norm"),
         **linear("albert.pooler", "pooler.linear"),
         **masked_lm_head("predictions.dense", "predictions.LayerNorm", "predictions"),
         **linear("classifier", "classifier"),
@@ -241,7 +244,7 @@ def _positions(default: Any = REQUIRED) -> dict[str, Key]:
     return {"max_positions": Key(name, default, read=lambda n: n - 2, write=lambda config: config.max_positions + 2)}
 
 
-def _roberta_heads(prefix: str, config: EncoderConfig) -> dict[str, Layout]:
+def _roberta_heads(prefix: str, config: EncoderConfig) -> Tensors:
     """Return the table of heads and positions of RoBERTa.
 
     With a classifier, its first layer takes the role of the pooler.
@@ -254,13 +257,13 @@ def _roberta_heads(prefix: str, config: EncoderConfig) -> dict[str, Layout]:
     }
 
 
-def _roberta_tensors(config: EncoderConfig) -> dict[str, Layout]:
+def _roberta_tensors(config: EncoderConfig) -> Tensors:
     return {**encoder_tensors("roberta."), **_roberta_heads("roberta.", config)}
 
 
-def _mpnet_tensors(config: EncoderConfig) -> dict[str, Layout]:
+def _mpnet_tensors(config: EncoderConfig) -> Tensors:
     return {
-        **encoder_tensors("mpnet.", "attn.q attn.k attn.v attn.o", "LayerNorm"),
+        **encoder_tensors("mpnet.", "attn.q attn.k attn.v attn.o", "attention.LayerNorm output.LayerNorm"),
         "mpnet.encoder.relative_attention_bias.weight": same("positions.weight"),
         **_roberta_heads("mpnet.", config),
     }
@@ -295,7 +298,7 @@ register_encoder(_MPNET, _mpnet_tensors, _tied("mpnet"))
 
 # --- DistilBERT -------------------------------------------------------------------------------------------------------
 
-_DISTIL_LAYER = "distilbert.transformer.layer.{i}."
+_DISTIL_NAMES = "q_lin k_lin v_lin out_lin", "sa_layer_norm output_layer_norm", "ffn.lin1 ffn.lin2"
 register_encoder(
     EncoderTable(
         model_type="distilbert",
@@ -316,13 +319,7 @@ register_encoder(
         skipped="tie_weights_ sinusoidal_pos_embds",
     ),
     {
-        "distilbert.embeddings.word_embeddings.weight": same("embedding.weight"),
-        "distilbert.embeddings.position_embeddings.weight": same("input.positions.weight"),
-        **affine("distilbert.embeddings.LayerNorm", "input.norm"),
-        **attention(_DISTIL_LAYER + "attention", _OURS + "self_attention", "q_lin k_lin v_lin out_lin"),
-        **affine(_DISTIL_LAYER + "sa_layer_norm", _OURS + "self_attention_residual.norm"),
-        **feed_forward(_DISTIL_LAYER + "ffn", _OURS + "feed_forward", "lin1 lin2"),
-        **affine(_DISTIL_LAYER + "output_layer_norm", _OURS + "feed_forward_residual.norm"),
+        **encoder_tensors("distilbert.", *_DISTIL_NAMES, layer="transformer.layer.{i}"),
         **masked_lm_head("vocab_transform", "vocab_layer_norm", "vocab_projector"),
         **linear("pre_classifier", "pooler.linear"),
         **linear("classifier", "classifier"),

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xformer import native
+from xformer import io, models, native
 from xformer.backends import Array, Device, DType, dtype_name, resolve, to_host
 from xformer.config import check_bool, check_count
 from xformer.errors import CheckpointError, ConfigError, ShapeError, check_arguments, describe_type, nearest_hint
@@ -26,30 +26,11 @@ from xformer.families.feature_order import with_separate_halves
 from xformer.families.gguf_file import GGUFFile, find_gguf
 from xformer.families.layouts import Layout
 from xformer.families.tensor_files import TensorFiles, remove_shards
-from xformer.io import (
-    atomic_write,
-    check_path,
-    read_json,
-    restorable_dtype,
-    save_arrays,
-    takes_bfloat16,
-    to_json,
-    write_json,
-)
+from xformer.io import atomic_write, check_path, read_json, save_arrays, write_json
 from xformer.layers import Initializer
 from xformer.layers.adapters import check_no_adapters
 from xformer.layers.positions import sinusoidal
 from xformer.layers.quantization import inference_weights_of
-from xformer.models import (
-    ImageEncoderConfig,
-    ImageTextEncoderConfig,
-    LanguageModel,
-    LanguageModelConfig,
-    ModelConfig,
-    Transformer,
-    TransformerConfig,
-    load,
-)
 from xformer.models.base import BaseModel
 from xformer.models.config import GATED, PROBLEM_TYPES
 from xformer.ops.blocks import BlockWeight
@@ -235,7 +216,7 @@ def load_pretrained(
         file = path if path.is_file() else path / "model.safetensors"
         if classes:
             raise ConfigError(f"{path} is a model of xformer; num_labels and labels expect a public checkpoint")
-        return for_inference(load(file, xp=xp, dtype=dtype, device=device), quantize, pack)
+        return for_inference(models.load(file, xp=xp, dtype=dtype, device=device), quantize, pack)
     checkpoint = open_checkpoint(path)
     if classes:
         _stored_names(path, checkpoint)
@@ -244,7 +225,7 @@ def load_pretrained(
     if rounds and xp.name != "numpy":
         heads: dict[str, Any] = {"num_labels": num_labels, "labels": labels, "problem_type": problem_type}
         return load_pretrained(path, quantize=quantize, progress=progress, **heads).to(xp, device=device)
-    dtype = xp.default_float(restorable_dtype(xp, checkpoint.tensors.dtype()) if dtype is None else dtype)
+    dtype = xp.default_float(io.restorable_dtype(xp, checkpoint.tensors.dtype()) if dtype is None else dtype)
     converters: dict[str, Callable[[Array], Any]] = {}
     keep_blocks = False
     if xp.name == "numpy" and quantize is not None:
@@ -314,7 +295,7 @@ def _read_parameters(
     _check_positions(path, model.config, tensors)
     arrays: dict[str, Any] = {}
     num_read, num_values = 0, sum(int(np.prod(shape)) for shape in shapes.values())
-    lock, keep = threading.Lock(), takes_bfloat16(xp)
+    lock, keep = threading.Lock(), io.takes_bfloat16(xp)
 
     def read(name: str) -> None:
         nonlocal num_read
@@ -376,7 +357,7 @@ def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, mode
     family, values = writable_family(model, model_type)
     _write(model, family, values, Path(directory))
     path = Path(directory) / "generation_config.json"
-    if isinstance(model, LanguageModel | Transformer):
+    if isinstance(model, models.LanguageModel | models.Transformer):
         write_json(path, generation_config(model))
     else:
         path.unlink(missing_ok=True)  # of the model that was there before
@@ -432,7 +413,7 @@ def _write(model: BaseModel, family: Family, values: dict[str, Any], directory: 
         tensors = {name.removeprefix(family.prefix): x for name, x in tensors.items()}
     values = {**values, "dtype": dtype_name(first_array(model).dtype)}
     with atomic_write(directory / "config.json") as file:  # which replaces the old one right after the weights
-        file.write(to_json(values))
+        file.write(io.to_json(values))
         file.flush()
         save_arrays(directory / "model.safetensors", tensors, {"format": "pt"})
         remove_shards(directory)
@@ -453,7 +434,9 @@ def tensors_of(model: BaseModel, family: Family) -> dict[str, Callable[[], Any]]
 def generation_config(model: BaseModel) -> dict[str, Any]:
     """Return the values of generation_config.json: special tokens and suppressed ones."""
     c = model.config
-    start = {"decoder_start_token_id": c.bos_id} if isinstance(model, Transformer) else {"bos_token_id": c.bos_id}
+    start = (
+        {"decoder_start_token_id": c.bos_id} if isinstance(model, models.Transformer) else {"bos_token_id": c.bos_id}
+    )
     # transformers reads suppress_tokens; xformer suppresses special tokens before the softmax.
     suppressed = {"suppress_tokens": sorted(c.suppressed_ids), "suppress_special": True} if c.suppressed_ids else {}
     return {**start, "eos_token_id": c.eos_id, "pad_token_id": c.pad_id, **suppressed}
@@ -533,9 +516,9 @@ def _written(family: Family, model_type: str, model: BaseModel, stored: Any) -> 
     return values, fields + [f"{name} is {own[name]!r}; expected {read[name]!r}" for name in names]
 
 
-def _effective_fields(config: ModelConfig | ImageTextEncoderConfig) -> dict[str, Any]:
+def _effective_fields(config: models.ModelConfig | models.ImageTextEncoderConfig) -> dict[str, Any]:
     """Return the fields that determine what a model computes, with defaults resolved."""
-    if isinstance(config, ImageTextEncoderConfig):
+    if isinstance(config, models.ImageTextEncoderConfig):
         parts = {"text": config.text, "image": config.image}
         fields = {f"{name}.{key}": x for name, part in parts.items() for key, x in _effective_fields(part).items()}
         if config.text.eos_id is not None:  # after which all is padding
@@ -547,8 +530,8 @@ def _effective_fields(config: ModelConfig | ImageTextEncoderConfig) -> dict[str,
     windows = [config.window_of(layer) for layer in range(fields.get("num_layers", 0))] or [config.window]
     unused = {
         *("dropout", "attention_dropout", "activation_dropout", "rematerialize", "suppress_special"),
-        *(() if isinstance(config, LanguageModelConfig | TransformerConfig) else ("bos_id", "eos_id")),
-        *(("pad_id",) if isinstance(config, ImageEncoderConfig) else ()),
+        *(() if isinstance(config, models.LanguageModelConfig | models.TransformerConfig) else ("bos_id", "eos_id")),
+        *(("pad_id",) if isinstance(config, models.ImageEncoderConfig) else ()),
         *(() if positions == "sinusoidal" else ("sinusoidal_layout",)),
         *(() if positions == "alibi" else ("alibi_scale",)),
         *(() if has_relative_bias else ("relative_buckets", "relative_max_distance")),
@@ -577,7 +560,7 @@ def _effective_fields(config: ModelConfig | ImageTextEncoderConfig) -> dict[str,
         "dense_layers": sorted(set(config.dense_layers)),
         "final_norm": config.norm_position != "post" if config.final_norm is None else config.final_norm,
     }
-    if isinstance(config, LanguageModelConfig):
+    if isinstance(config, models.LanguageModelConfig):
         is_relative = positions in ("rotary", "alibi", "relative")
         resolved["layers_without_positions"] = sorted(set(config.layers_without_positions)) if is_relative else []
     if "num_layers" in fields:
@@ -658,10 +641,8 @@ def _stored_names(path: Path, checkpoint: Checkpoint) -> dict[str, str]:
             if name in names and ("classifier" not in parameters[0] or tensors.entries[names[name]].shape[0] == count)
         }
     if missing := sorted(set(expected) - names.keys()):
-        raise CheckpointError(
-            f"{path} lacks the tensor {missing[0]} ({len(missing)} of {len(expected)} are missing); "
-            f"{nearest_hint(missing[0], sorted(names))}"
-        )
+        received = f"{path} lacks the tensor {missing[0]} ({len(missing)} of {len(expected)} are missing)"
+        raise CheckpointError(f"{received}; {nearest_hint(missing[0], sorted(names))}")
     unused = sorted(
         tensor
         for name, tensor in names.items()

@@ -8,7 +8,6 @@ from typing import Any
 from xformer.errors import ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.layouts import (
-    Layout,
     affine,
     attention,
     feed_forward,
@@ -19,7 +18,7 @@ from xformer.families.layouts import (
     transposed,
     without_row_axis,
 )
-from xformer.families.table import Column, Key, Table, register_tables
+from xformer.families.table import Column, Key, Table, Tensors, register_tables
 from xformer.families.values import activation, sizes
 from xformer.families.vit import image_keys, sides
 from xformer.models import EncoderConfig, ImageEncoderConfig, ImageTextEncoder, ImageTextEncoderConfig
@@ -129,7 +128,7 @@ _SIGLIP = Table(
 # --- Tensors ----------------------------------------------------------------------------------------------------------
 
 
-def _layers(tensor: str, parameter: str) -> dict[str, Layout]:
+def _layers(tensor: str, parameter: str) -> Tensors:
     """Return the table of the embeddings of positions and of the layers of an encoder."""
     layer, ours = f"{tensor}.encoder.layers.{{i}}.", f"{parameter}.layers.{{i}}."
     return {

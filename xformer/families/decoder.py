@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from xformer.families.layouts import Layout, affine, attention, feed_forward, same, transposed
-from xformer.families.table import Column, Table, register_tables, value_of
+from xformer.families.layouts import affine, attention, feed_forward, same, transposed
+from xformer.families.table import Column, Table, Tensors, register_tables, value_of
 from xformer.families.values import SWIGLU, read_output, write_output
 from xformer.models import LanguageModel, LanguageModelConfig
 
@@ -23,16 +23,14 @@ SANDWICH_NORMS = {
 }
 
 
-def norms_of(
-    norms: Mapping[str, str] = _NORMS, norm: Callable[[str, str], dict[str, Layout]] = affine
-) -> dict[str, Layout]:
+def norms_of(norms: Mapping[str, str] = _NORMS, norm: Callable[[str, str], Tensors] = affine) -> Tensors:
     """Return the table of the norms.
 
     Args:
         norms: {tensor of a layer: parameter}, besides those of queries and keys.
         norm: Function that returns the layouts of a norm from the names of tensor and parameter.
     """
-    layouts: dict[str, Layout] = {}
+    layouts: Tensors = {}
     of_heads = {"self_attn.q_norm": "self_attention.query_norm", "self_attn.k_norm": "self_attention.key_norm"}
     for tensor, parameter in {**of_heads, **norms}.items():
         layouts |= norm(LAYER + tensor, OURS + parameter)
@@ -41,11 +39,11 @@ def norms_of(
 
 def decoder(
     norms: Mapping[str, str] = _NORMS,
-    norm: Callable[[str, str], dict[str, Layout]] = affine,
+    norm: Callable[[str, str], Tensors] = affine,
     *,
     names: str = "gate_proj up_proj down_proj",
     rotated: tuple[int, int] | None = None,
-) -> dict[str, Layout]:
+) -> Tensors:
     """Return the whole table; for the arguments, see `norms_of`, `feed_forward` and `attention`."""
     return {
         **norms_of(norms, norm),
@@ -54,7 +52,7 @@ def decoder(
     }
 
 
-def interleaved_decoder(config: LanguageModelConfig, norms: Mapping[str, str] = _NORMS) -> dict[str, Layout]:
+def interleaved_decoder(config: LanguageModelConfig, norms: Mapping[str, str] = _NORMS) -> Tensors:
     """Return the table of a model whose rotary positions rotate neighboring features."""
     return decoder(norms, rotated=(config.features_per_head, config.features_per_head))
 
@@ -90,7 +88,7 @@ class Decoder(Table):
 
 def register_decoders(
     *decoders: Decoder,
-    tensors: Mapping[str, Layout] | Callable[[Any], Mapping[str, Layout]],
+    tensors: Tensors | Callable[[Any], Tensors],
     prefix: str = "model.",
     embedding: str = "model.embed_tokens.weight",
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",),

@@ -73,10 +73,8 @@ class Family:
                 layouts[tensor.format_map(numbers)] = layout, parameters
                 without_tensor -= set(parameters)
         if without_tensor and is_complete:
-            raise CheckpointError(
-                f"parameter {min(without_tensor)} has no tensor in the family {self.model_types[0]}; "
-                "expected a configuration that the family supports"
-            )
+            received = f"parameter {min(without_tensor)} has no tensor in the family {self.model_types[0]}"
+            raise CheckpointError(f"{received}; expected a configuration that the family supports")
         return layouts
 
     def canonical_name(self, tensor: str, known: Collection[str]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from xformer.backends import array_namespace, device
@@ -41,8 +39,8 @@ def with_separate_halves(model: BaseModel) -> BaseModel:
     order = np.concatenate([np.arange(0, config.d_model, 2), np.arange(1, config.d_model, 2)])
     arrays = {}
     for name, x in model.named_arrays():
-        axis = _feature_axis(name)
-        arrays[name] = x if axis is None else _take(x, order, axis)
+        xp, axis = array_namespace(x), _feature_axis(name)
+        arrays[name] = x if axis is None else xp.take(x, xp.from_host(order, device=device(x)), axis=axis)
     return replace(model.with_config(sinusoidal_layout="halves"), arrays)
 
 
@@ -51,8 +49,3 @@ def _feature_axis(name: str) -> int | None:
     if name == "output.weight":  # of the model; that of attention ends the same way
         return 0
     return next((axis for ending, axis in _AXES.items() if name.endswith(ending)), None)
-
-
-def _take(x: Any, order: Any, axis: int) -> Any:
-    xp = array_namespace(x)
-    return xp.take(x, xp.from_host(order, device=device(x)), axis=axis)

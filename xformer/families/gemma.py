@@ -11,8 +11,8 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import REQUIRED, ConfigReader
 from xformer.families.decoder import SANDWICH_NORMS, Decoder, decoder, register_decoders
-from xformer.families.layouts import Layout, attention, feed_forward, plus_one, same, transposed
-from xformer.families.table import Column, Key, Table, register_tables
+from xformer.families.layouts import attention, feed_forward, plus_one, same, transposed
+from xformer.families.table import Column, Key, Table, Tensors, register_tables
 from xformer.families.values import (
     every_nth_full,
     heads,
@@ -43,7 +43,7 @@ def _query_scalar(config: LanguageModelConfig) -> int:
     return scalar
 
 
-def _norm(tensor: str, parameter: str) -> dict[str, Layout]:
+def _norm(tensor: str, parameter: str) -> Tensors:
     return {f"{tensor}.weight": plus_one(f"{parameter}.weight")}
 
 
@@ -136,7 +136,7 @@ def _read_output(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]
     return {"tie_output": read_tied(reader, "lm_head.out_proj.weight"), **read_decoder_ids(reader)}
 
 
-def _stack(side: str) -> dict[str, Layout]:
+def _stack(side: str) -> Tensors:
     """Return the layouts of one side, "encoder" or "decoder"."""
     theirs, ours = f"model.{side}.layers.{{i}}.", f"{side}.{{i}}."
     names = {"self_attn": "self_attention", "cross_attn": "cross_attention", "feedforward": "feed_forward"}

@@ -11,7 +11,6 @@ from typing import Any
 from xformer.families.config_reader import ConfigReader
 from xformer.families.decoder import Decoder, register_decoders
 from xformer.families.layouts import (
-    Layout,
     affine,
     attention,
     feed_forward,
@@ -21,7 +20,7 @@ from xformer.families.layouts import (
     same,
     skip_rows,
 )
-from xformer.families.table import Column, Key
+from xformer.families.table import Column, Key, Tensors
 from xformer.families.values import SIZES, activation, rope, sizes, write_rope
 from xformer.models import LanguageModelConfig
 
@@ -100,7 +99,7 @@ register_decoders(
 )
 
 
-def _layers(layer: str, attention: str, num_groups: int) -> dict[str, Layout]:
+def _layers(layer: str, attention: str, num_groups: int) -> Tensors:
     """Return the layouts of the layers of BLOOM, GPT-NeoX and Falcon, without those of the norms."""
     return {
         **fused_attention(f"{layer}{attention}.query_key_value", _OURS + "self_attention", num_groups),
@@ -109,7 +108,7 @@ def _layers(layer: str, attention: str, num_groups: int) -> dict[str, Layout]:
     }
 
 
-def _norms(layer: str) -> dict[str, Layout]:
+def _norms(layer: str) -> Tensors:
     return {
         **affine(layer + "input_layernorm", _OURS + "self_attention_residual.norm"),
         **affine(layer + "post_attention_layernorm", _OURS + "feed_forward_residual.norm"),
@@ -207,7 +206,7 @@ def _write_falcon(config: LanguageModelConfig) -> dict[str, Any]:
     }
 
 
-def _falcon_tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+def _falcon_tensors(config: LanguageModelConfig) -> Tensors:
     before_attention = "residual" if config.shared_norm else "self_attention_residual"
     has_two_norms = config.parallel_residual and not config.shared_norm
     names = ("ln_attn", "ln_mlp") if has_two_norms else ("input_layernorm", "post_attention_layernorm")

@@ -13,8 +13,8 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.decoder import LAYER, OURS, Decoder, decoder, interleaved_decoder, norms_of, register_decoders
-from xformer.families.layouts import Layout, affine, attention, feed_forward, fused_linear, linear, plus_one, same
-from xformer.families.table import Column, Key
+from xformer.families.layouts import affine, attention, feed_forward, fused_linear, linear, plus_one, same
+from xformer.families.table import Column, Key, Tensors
 from xformer.families.values import (
     NO_WINDOWS,
     SWIGLU,
@@ -181,7 +181,7 @@ _GLM_NORMS = {
 }
 
 
-def _glm_tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+def _glm_tensors(config: LanguageModelConfig) -> Tensors:
     rotated = config.features_per_head, int(config.features_per_head * config.rotary_fraction)
     return {
         **decoder(_GLM_NORMS, names="down_proj", rotated=rotated),
@@ -283,12 +283,12 @@ _ERNIE = _ARCEE.variant(
 )
 
 
-def _norm_plus_one(tensor: str, parameter: str) -> dict[str, Layout]:
+def _norm_plus_one(tensor: str, parameter: str) -> Tensors:
     """Return the layouts of a layer norm that multiplies by 1 + weight."""
     return {f"{tensor}.weight": plus_one(f"{parameter}.weight"), f"{tensor}.bias": same(f"{parameter}.bias")}
 
 
-def _stablelm_tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+def _stablelm_tensors(config: LanguageModelConfig) -> Tensors:
     before = "residual" if config.shared_norm else "self_attention_residual"
     return decoder({"input_layernorm": f"{before}.norm", "post_attention_layernorm": "feed_forward_residual.norm"})
 

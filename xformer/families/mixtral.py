@@ -10,8 +10,8 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
 from xformer.families.decoder import LAYER, OURS, Decoder, decoder, register_decoders
-from xformer.families.layouts import Layout, same, stacked_experts, transposed
-from xformer.families.table import Column, Key
+from xformer.families.layouts import same, stacked_experts, transposed
+from xformer.families.table import Column, Key, Tensors
 from xformer.families.values import NO_WINDOWS, every_nth_full, gated, heads, rope, sizes, windows
 from xformer.models import LanguageModelConfig
 
@@ -131,7 +131,7 @@ _GPT_OSS = _MIXTRAL.variant(
 )
 
 
-def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+def _tensors(config: LanguageModelConfig) -> Tensors:
     """Return the table of tensors; those of the experts have other names in Mixtral."""
     is_mixtral = not config.qk_norm and not config.shared_expert_d_ff
     layer, ours = LAYER + ("block_sparse_moe" if is_mixtral else "mlp"), OURS + "feed_forward."
@@ -143,7 +143,7 @@ def _tensors(config: LanguageModelConfig) -> dict[str, Layout]:
     return {**table, f"{layer}.shared_expert_gate.weight": transposed(f"{ours}shared_gate")}
 
 
-def _gpt_oss_tensors(config: LanguageModelConfig) -> dict[str, Layout]:
+def _gpt_oss_tensors(config: LanguageModelConfig) -> Tensors:
     """Return the table of tensors; one has the weights of all experts."""
     table = {
         **decoder(),

@@ -6,8 +6,8 @@ from typing import Any
 
 from xformer.families.bert import EncoderTable, register_encoder
 from xformer.families.config_reader import ConfigReader
-from xformer.families.layouts import Layout, affine, fused_linear, linear, same
-from xformer.families.table import Column, Key
+from xformer.families.layouts import affine, fused_linear, linear, same
+from xformer.families.table import Column, Key, Tensors
 from xformer.families.values import ACTIVATION_NAMES, activation, local_rope, read_activation, sizes, write_windows
 from xformer.models import EncoderConfig
 from xformer.models.config import LAYER_TYPES
@@ -41,7 +41,7 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
-def _tensors(config: EncoderConfig) -> dict[str, Layout]:
+def _tensors(config: EncoderConfig) -> Tensors:
     attention, feed = f"{_OURS}self_attention", f"{_OURS}feed_forward"
     head = "pooler" if config.num_labels else "masked_lm"
     return {

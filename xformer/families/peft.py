@@ -83,10 +83,8 @@ def lora_tensors(model: BaseModel, family: Family) -> tuple[dict[str, Any], dict
         raise ConfigError(f"the adapter of {plain[0]} has no magnitude, and others have one; expected all or none")
     table = _tensors(family, model, adapters)
     if missing := sorted(adapters.keys() - {name for _, names in table.values() for name in names}):
-        raise ConfigError(
-            f"the adapter of {missing[0]} has no module of its own in {family.model_types[0]}; "
-            "use merge_lora(model) and save_pretrained"
-        )
+        received = f"the adapter of {missing[0]} has no module of its own in {family.model_types[0]}"
+        raise ConfigError(f"{received}; use merge_lora(model) and save_pretrained")
     for tensor, (layout, parameters) in table.items():
         parts = [adapters[name] for name in parameters]
         shapes = [part.shape for part in parts]
@@ -166,10 +164,8 @@ def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type:
             num_columns = sum(shape[1] for shape in shapes)
             sizes = [(rank, shapes[0][0]), (num_columns, rank), (num_columns,)][: len(kinds)]
             if [x.shape for x in parts] != sizes:
-                raise CheckpointError(
-                    f"{path}: the adapter of {tensor} has shapes {' and '.join(str(x.shape) for x in parts)}; expected "
-                    f"{' and '.join(map(str, sizes))}"
-                )
+                received = f"{path}: the adapter of {tensor} has shapes {' and '.join(str(x.shape) for x in parts)}"
+                raise CheckpointError(f"{received}; expected {' and '.join(map(str, sizes))}")
             a, b, *magnitude = parts
             arrays = a[:, rows].T, b[columns, :].T, *(x[columns] for x in magnitude)
             weights[parameter] = _weight(layers[parameter].weight, scaling, *arrays)

@@ -172,10 +172,8 @@ class RunDirectory:
                 f"{self.path} holds a model for {trained}; expected one for {task}; use: xformer {command}"
             )
         if not self.model.exists():
-            raise CheckpointError(
-                f"{self.path} has no model yet: training writes it at the first validation; if training has ended, "
-                f"continue with: xformer resume {self.path}"
-            )
+            received = f"{self.path} has no model yet: training writes it at the first validation"
+            raise CheckpointError(f"{received}; if training has ended, continue with: xformer resume {self.path}")
         return config
 
     def check_resumable(self) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from xformer.errors import check_choice
 from xformer.families.config_reader import ConfigReader
-from xformer.families.layouts import Layout, attention, feed_forward, same, transposed
-from xformer.families.table import Column, Key, Table, register_tables
+from xformer.families.layouts import attention, feed_forward, same, transposed
+from xformer.families.table import Column, Key, Table, Tensors, register_tables
 from xformer.families.values import read_decoder_ids, write_decoder_ids
 from xformer.models import Transformer, TransformerConfig
 from xformer.models.config import GATED
@@ -39,7 +39,7 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _tensors(config: TransformerConfig) -> dict[str, Layout]:
+def _tensors(config: TransformerConfig) -> Tensors:
     return {
         "shared.weight": same("source_embedding.weight"),
         **_stack("encoder", is_gated=config.activation in GATED),
@@ -48,7 +48,7 @@ def _tensors(config: TransformerConfig) -> dict[str, Layout]:
     }
 
 
-def _stack(side: str, *, is_gated: bool) -> dict[str, Layout]:
+def _stack(side: str, *, is_gated: bool) -> Tensors:
     """Return the layouts of one side, "encoder" or "decoder"."""
     theirs, ours = f"{side}.block.{{i}}.layer.", f"{side}.{{i}}."
     bias = "SelfAttention.relative_attention_bias.weight"

@@ -11,6 +11,8 @@ from xformer.families.family import Family
 from xformer.families.layouts import Layout
 from xformer.models.base import BaseModel
 
+Tensors = dict[str, Layout]  # {name of a tensor: its layout}
+
 
 @dataclass(frozen=True)
 class Key:
@@ -115,7 +117,7 @@ def value_of(value: Any, known: Any) -> Any:
 def register_tables(
     *tables: Table,
     model: type[BaseModel],
-    tensors: Mapping[str, Layout] | Callable[[Any], Mapping[str, Layout]],
+    tensors: Tensors | Callable[[Any], Tensors],
     **options: Any,
 ) -> None:
     """Register a family whose types have these tables; for the other arguments, see `Family`."""

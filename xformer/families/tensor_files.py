@@ -151,10 +151,8 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     entries = {}
     for name, (code, shape, offset, _) in io.read_header(path)[0].items():
         if code not in _DTYPES:
-            raise CheckpointError(
-                f"{path}: {name} has dtype {code}; expected one of {', '.join(_DTYPES)}: "
-                "quantized checkpoints are not supported"
-            )
+            expected = f"one of {', '.join(_DTYPES)}: quantized checkpoints are not supported"
+            raise CheckpointError(f"{path}: {name} has dtype {code}; expected {expected}")
         entries[name] = TensorEntry(path, code, shape, offset)
     return entries
 

@@ -8,16 +8,8 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import REQUIRED, ConfigReader
 from xformer.families.table import Column, Key
-from xformer.models.config import (
-    GATED,
-    LAYER_TYPES,
-    PROBLEM_TYPES,
-    EncoderConfig,
-    ImageEncoderConfig,
-    LanguageModelConfig,
-    ModelConfig,
-    TransformerConfig,
-)
+from xformer.models import EncoderConfig, ImageEncoderConfig, LanguageModelConfig, ModelConfig, TransformerConfig
+from xformer.models.config import GATED, LAYER_TYPES, PROBLEM_TYPES
 
 _ACTIVATIONS = {
     "relu": "relu",

@@ -9,8 +9,8 @@ from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.config_reader import ConfigReader
-from xformer.families.layouts import Layout, affine, attention, feed_forward, fused_linear, linear, same, single_row
-from xformer.families.table import Column, Key, Table, register_tables
+from xformer.families.layouts import affine, attention, feed_forward, fused_linear, linear, same, single_row
+from xformer.families.table import Column, Key, Table, Tensors, register_tables
 from xformer.families.values import LABELS, activation, has_tensor, read_activation, sizes, write_activation
 from xformer.models import ImageEncoder, ImageEncoderConfig
 
@@ -43,7 +43,7 @@ def _read_side(reader: ConfigReader, key: str, *, default: int) -> int:
     return sides[0]
 
 
-def _layers(name: str, norms: str, network: dict[str, Layout]) -> dict[str, Layout]:
+def _layers(name: str, norms: str, network: Tensors) -> Tensors:
     """Return the table of the embeddings and the layers.
 
     Args:
@@ -128,7 +128,7 @@ def _d_ff(d_model: int, ratio: int, is_gated: bool) -> int:
     return (2 * d_model * ratio // 3 + 7) // 8 * 8 if is_gated else d_model * ratio
 
 
-def _dinov2_tensors(config: ImageEncoderConfig) -> dict[str, Layout]:
+def _dinov2_tensors(config: ImageEncoderConfig) -> Tensors:
     layer = "dinov2" + _LAYER
     if config.activation == "swiglu":
         network = fused_linear(f"{layer}mlp.weights_in", f"{_OURS}feed_forward", "gate up")

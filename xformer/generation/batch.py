@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,29 +13,10 @@ import numpy as np
 from xformer.backends import Array, Namespace, accumulation_dtype, array_namespace, device, from_host, to_host
 from xformer.config import integers
 from xformer.errors import ConfigError, DataError, ShapeError, describe_type
+from xformer.generation import processors
 from xformer.generation.config import GenerationConfig, LengthLimits, LengthRange, length_limits
 from xformer.generation.prefix_cache import PrefixCache
-from xformer.generation.processors import (
-    FrequencyPenalty,
-    LogitBias,
-    LogitsProcessor,
-    NoRepeatNGram,
-    Phrase,
-    Processor,
-    RepetitionPenalty,
-    Rows,
-    SequenceBias,
-    StoppingCriteria,
-    StopTokens,
-    SuppressTokens,
-    at_begin,
-    below_minimum,
-    check_sequence_bias,
-    criterion_of,
-    limit_to_zero,
-    normalize,
-    processor_of,
-)
+from xformer.generation.processors import LogitsProcessor, Phrase, Processor, Rows, StoppingCriteria, SuppressTokens
 from xformer.generation.results import BeamHistory, Hypothesis, UnscoredHypothesis, coverage_penalties, length_penalty
 from xformer.models import LanguageModel, SpeechTransformer, Transformer
 from xformer.models.token_ids import check_one_each, check_tokens, ids_of, pad
@@ -174,8 +155,8 @@ class GenerationBatch:
             raise ConfigError(f"model is {describe_type(model)}; expected a Transformer or LanguageModel")
         if prefix_cache is not None and not isinstance(prefix_cache, PrefixCache):
             raise ConfigError(f"prefix_cache is {prefix_cache!r:.100}; expected a PrefixCache")
-        user_processors = list(map(processor_of, logits_processors))
-        self.stopping_criteria = list(map(criterion_of, stopping_criteria))
+        user_processors = list(map(processors.processor_of, logits_processors))
+        self.stopping_criteria = list(map(processors.criterion_of, stopping_criteria))
         if attention_mask is not None:
             inputs = _without_padding(inputs, attention_mask)
         max_length = model_config.max_positions if model_config.positions == "learned" else math.inf
@@ -210,7 +191,7 @@ class GenerationBatch:
         self.end_ids = frozenset(config.stop_token_ids).union([] if eos_id is None else [eos_id])
         self.eos_id = min(self.end_ids, default=None) if eos_id is None else eos_id
         _check_vocabulary(config, suppressed, model.vocab_size)
-        phrases = check_sequence_bias(sequence_bias, len(self.prefixes), model.vocab_size)
+        phrases = processors.check_sequence_bias(sequence_bias, len(self.prefixes), model.vocab_size)
         self.logits_processors = build_logits_processors(self, suppressed, phrases, user_processors)
         self.uniforms = _uniforms(config, rng, self.indices, self.lengths.ranges)
         _check_drafts(model, config, draft_model)
@@ -364,46 +345,36 @@ def build_logits_processors(
     batch: GenerationBatch,
     suppressed: frozenset[int],
     sequence_bias: Sequence[Sequence[Phrase]] | None,
-    user_processors: Iterable[Processor],
+    user_processors: Sequence[Processor],
 ) -> list[Processor]:
     """Return the logits processors of a batch, in the order in which they apply.
 
     What is added to logits, and tokens that the model cannot generate, change the distribution of the model: beam
     search normalizes after them.
     """
-    processors: list[Processor] = []
-    config, lengths, end_ids = batch.config, batch.lengths, batch.end_ids
-    user_processors, is_beam_search = list(user_processors), config.method == "beam"
-    if sequence_bias is not None and config.sequence_bias_strength:
-        processors.append(SequenceBias(sequence_bias, config.sequence_bias_strength))
-    if config.logit_bias:
-        processors.append(LogitBias(config.logit_bias))
-    if config.frequency_penalty or config.presence_penalty:
-        processors.append(FrequencyPenalty(config.frequency_penalty, config.presence_penalty))
-    if suppressed:
-        processors.append(SuppressTokens(suppressed))
-    if is_beam_search:
-        processors.append(normalize)
-    if config.repetition_penalty != 1.0:
-        processors.append(RepetitionPenalty(config.repetition_penalty, batch.start))
-    if config.suppress_tokens:
-        processors.append(SuppressTokens(config.suppress_tokens))
-    if config.begin_suppress_tokens:
-        processors.append(SuppressTokens(config.begin_suppress_tokens, at_begin))
-    has_minimum = lengths.unit_ranges is not None or any(
-        limits.minimum > len(prefix) for limits, prefix in zip(lengths.ranges, batch.prefixes, strict=True)
-    )
+    config, lengths, ends, eos_id = batch.config, batch.lengths, batch.end_ids, batch.eos_id
+    pairs, is_beam_search = zip(lengths.ranges, batch.prefixes, strict=True), config.method == "beam"
+    has_minimum = lengths.unit_ranges is not None or any(limits.minimum > len(prefix) for limits, prefix in pairs)
     # If every other token is suppressed, outputs may end.
-    if has_minimum and len(end_ids.union(suppressed, config.suppress_tokens)) < batch.model.vocab_size:
-        processors.append(SuppressTokens(end_ids, below_minimum(lengths)))
-    if config.no_repeat_ngram_size:
-        processors.append(NoRepeatNGram(config.no_repeat_ngram_size))
-    processors += user_processors
-    if is_beam_search and batch.eos_id is not None and len(end_ids) > 1:
-        processors.append(StopTokens(end_ids - {batch.eos_id}, batch.eos_id))
-    if is_beam_search and user_processors:
-        processors.append(limit_to_zero)
-    return processors
+    has_others = len(ends.union(suppressed, config.suppress_tokens)) < batch.model.vocab_size
+    strength, penalties = config.sequence_bias_strength, (config.frequency_penalty, config.presence_penalty)
+    found: list[tuple[Any, Processor]] = [
+        (sequence_bias is not None and strength, processors.SequenceBias(sequence_bias or (), strength)),
+        (config.logit_bias, processors.LogitBias(config.logit_bias or {})),
+        (any(penalties), processors.FrequencyPenalty(*penalties)),
+        (suppressed, SuppressTokens(suppressed)),
+        (is_beam_search, processors.normalize),
+        (config.repetition_penalty != 1.0, processors.RepetitionPenalty(config.repetition_penalty, batch.start)),
+        (config.suppress_tokens, SuppressTokens(config.suppress_tokens)),
+        (config.begin_suppress_tokens, SuppressTokens(config.begin_suppress_tokens, processors.at_begin)),
+        (has_minimum and has_others, SuppressTokens(ends, processors.below_minimum(lengths))),
+        (config.no_repeat_ngram_size, processors.NoRepeatNGram(config.no_repeat_ngram_size)),
+        *((True, each) for each in user_processors),
+    ]
+    if is_beam_search and eos_id is not None:
+        found.append((len(ends) > 1, processors.StopTokens(ends - {eos_id}, eos_id)))
+    found.append((is_beam_search and user_processors, processors.limit_to_zero))
+    return [each for is_used, each in found if is_used]
 
 
 # --- Inputs and arguments ---------------------------------------------------------------------------------------------
@@ -491,10 +462,8 @@ def _check_prompts(inputs: Any, vocab_size: int, pad_id: int | None) -> list[lis
     if len(shape) == 2 and shape[0] > 1 and pad_id is not None:
         ends = to_host(inputs)[:, [0, -1]] if shape[1] else ()
         if pad_id in ends:
-            raise DataError(
-                f"inputs is an array with pad_id {pad_id} at the start or end of a row; expected lists of ids without "
-                "padding, or the array and its attention_mask"
-            )
+            received = f"inputs is an array with pad_id {pad_id} at the start or end of a row"
+            raise DataError(f"{received}; expected lists of ids without padding, or the array and its attention_mask")
     return [_check_prompt(prompt, number, vocab_size) for number, prompt in enumerate(inputs, start=1)]
 
 
@@ -551,10 +520,8 @@ def _check_drafts(model: Any, config: GenerationConfig, draft_model: Any) -> Non
     if draft_model is None and num_draft is not None:
         raise ConfigError(f"num_draft_tokens is {num_draft} and no draft_model is used; expected both, or neither")
     if (draft_model is not None or num_lookup is not None) and not hasattr(model, "to_static"):
-        raise ConfigError(
-            f"{type(model).__name__} has no to_static(cache, max_length); expected a model that has it, or neither "
-            "prompt_lookup_num_tokens nor draft_model"
-        )
+        expected = "a model that has it, or neither prompt_lookup_num_tokens nor draft_model"
+        raise ConfigError(f"{type(model).__name__} has no to_static(cache, max_length); expected {expected}")
     if draft_model is not None:
         config.check_assisted("draft_model")
         if num_lookup is not None:
@@ -568,7 +535,5 @@ def check_draft_model(draft_model: Any, model: Any) -> None:
         received = f"the model is {describe_type(model)} and draft_model {describe_type(draft_model)}"
         raise ConfigError(f"{received}; expected language models")
     if draft_model.vocab_size != model.vocab_size:
-        raise ConfigError(
-            f"draft_model has {draft_model.vocab_size} tokens and the model {model.vocab_size}; expected the "
-            "same vocabulary"
-        )
+        received = f"draft_model has {draft_model.vocab_size} tokens and the model {model.vocab_size}"
+        raise ConfigError(f"{received}; expected the same vocabulary")

@@ -53,7 +53,10 @@ class Beam:
     position: int | None = None
 
 
-def rank_candidates(top: TopTokens, groups: Sequence[Sequence[Beam]], count: int) -> list[list[Beam]]:
+Beams = Sequence[Beam]
+
+
+def rank_candidates(top: TopTokens, groups: Sequence[Beams], count: int) -> list[list[Beam]]:
     """Return the `count` best candidates of each group, best first; ties are ordered by beam, then by token rank.
 
     Args:
@@ -133,7 +136,7 @@ class BeamGroup:
 
     def advance(
         self,
-        candidates: Sequence[Beam],
+        candidates: Beams,
         eos_id: int | None,
         greedy: Beam | None,
         *,
@@ -221,8 +224,9 @@ class InputBeams:
             num_chosen.update(beam.token for beam in group.beams)
             if batch.lengths.near_targets and batch.eos_id is not None:
                 ends = _end_all(parents, top, batch.eos_id)
-            ended += [(group, self._hypothesis(rows.history(beam.row), beam, finished=True)) for beam in ends]
-            group.truncated = [self._hypothesis(rows.history(beam.row), beam, finished=False) for beam in cut]
+            ended += [(group, self._hypothesis(rows.history(beam.row), beam)) for beam in ends]
+            no_end: Any = {"finished": False, "has_eos": False}
+            group.truncated = [self._hypothesis(rows.history(beam.row), beam, **no_end) for beam in cut]
             if batch.beam_history is not None:
                 divisor = batch.length_penalty(self.index, length + 1)
                 step += _candidates(number, divisor, len(step), parents, ranked[: 2 * group.size], group.beams, ends)
@@ -241,13 +245,12 @@ class InputBeams:
             group.beams = [beam for beam, stop in stops if not stop]
             for beam in (beam for beam, stop in stops if stop):
                 tokens = [*rows.history(beam.row), beam.token]
-                ended.append((group, self._hypothesis(tokens, beam, finished=True, has_eos=False)))
+                ended.append((group, self._hypothesis(tokens, beam, has_eos=False)))
         return ended
 
     def _hypothesis(
-        self, tokens: list[int], beam: Beam, *, finished: bool, has_eos: bool | None = None
+        self, tokens: list[int], beam: Beam, *, finished: bool = True, has_eos: bool = True
     ) -> UnscoredHypothesis:
-        has_eos = finished if has_eos is None else has_eos
         return UnscoredHypothesis(self.index, tokens, beam.log_probability, finished, has_eos)
 
     def results(self) -> list[Hypothesis]:
@@ -322,7 +325,7 @@ def _keep_best(batch: GenerationBatch, ended: Sequence[tuple[BeamGroup, Unscored
         group.add(hypothesis)
 
 
-def _end_all(parents: Sequence[Beam], top: TopTokens, eos_id: int) -> list[Beam]:
+def _end_all(parents: Beams, top: TopTokens, eos_id: int) -> list[Beam]:
     """Return every beam with eos appended, if it may end."""
     return [
         Beam(beam.log_probability + float(top.eos_log_probs[beam.row]), beam.row, eos_id)
@@ -331,7 +334,7 @@ def _end_all(parents: Sequence[Beam], top: TopTokens, eos_id: int) -> list[Beam]
     ]
 
 
-def _greedy_candidate(parents: Sequence[Beam], top: TopTokens) -> Beam | None:
+def _greedy_candidate(parents: Beams, top: TopTokens) -> Beam | None:
     """Return the continuation of the greedy beam, or None without one."""
     for beam in parents:
         if beam.is_greedy:
@@ -341,13 +344,7 @@ def _greedy_candidate(parents: Sequence[Beam], top: TopTokens) -> Beam | None:
 
 
 def _candidates(
-    group: int,
-    divisor: float,
-    first: int,
-    parents: Sequence[Beam],
-    ranked: Sequence[Beam],
-    kept: Sequence[Beam],
-    ended: Sequence[Beam],
+    group: int, divisor: float, first: int, parents: Beams, ranked: Beams, kept: Beams, ended: Beams
 ) -> list[BeamCandidate]:
     """Return what a step of a group considered, best first, and note the positions of its beams, from `first` on."""
     positions = {beam.row: beam.position for beam in parents}

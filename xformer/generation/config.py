@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple
 
 from xformer import hints
-from xformer.config import Config, option
+from xformer.config import Config, contradiction, option
 from xformer.errors import ConfigError
 from xformer.models.token_ids import check_one_each
 
@@ -229,10 +229,8 @@ class GenerationConfig(Config):
     def _check_beams(self) -> None:
         if self.method == "sampling":
             if self.num_beams > 1:
-                raise ConfigError(
-                    f"num_beams is {self.num_beams} and sampling is requested; expected one or the other: omit "
-                    "num_beams, or set do_sample=False"
-                )
+                received = f"num_beams is {self.num_beams} and sampling is requested"
+                raise ConfigError(f"{received}; expected one or the other: omit num_beams, or set do_sample=False")
         elif self.num_return_sequences > self.num_beams and not (self.do_sample and self.num_beams == 1):
             raise ConfigError(
                 f"num_return_sequences {self.num_return_sequences} is above num_beams {self.num_beams}; expected at "
@@ -240,23 +238,17 @@ class GenerationConfig(Config):
             )
         if self.num_beams % self.num_beam_groups:
             multiple = self.num_beam_groups * math.ceil(self.num_beams / self.num_beam_groups)
-            raise ConfigError(
-                f"num_beam_groups {self.num_beam_groups} does not divide num_beams {self.num_beams}; expected groups "
-                f"of equal size, e.g. num_beams={multiple}"
-            )
+            received = f"num_beam_groups {self.num_beam_groups} does not divide num_beams {self.num_beams}"
+            raise ConfigError(f"{received}; expected groups of equal size, e.g. num_beams={multiple}")
         if self.diversity_penalty is not None and self.num_beam_groups == 1:
-            raise ConfigError(
-                f"diversity_penalty is {self.diversity_penalty} and num_beam_groups is 1; expected at least 2 groups, "
-                "e.g. num_beam_groups=2"
-            )
+            raise contradiction(self, "diversity_penalty num_beam_groups", "at least 2 groups, e.g. num_beam_groups=2")
 
     def _check_lengths(self) -> None:
         for low, high in (("min_new_tokens", "max_new_tokens"), ("min_length_ratio", "max_length_ratio")):
             minimum, maximum = getattr(self, low), getattr(self, high)
             if maximum is not None and minimum > maximum:
-                raise ConfigError(
-                    f"{low} {minimum} is above {high} {maximum}; expected a minimum of at most the maximum"
-                )
+                received = f"{low} {minimum} is above {high} {maximum}"
+                raise ConfigError(f"{received}; expected a minimum of at most the maximum")
 
 
 def _samples(
@@ -337,11 +329,9 @@ class LengthLimits:
     def check_prefix(self, index: int, prefix: Sequence[int], number: int) -> None:
         """Raise ConfigError for a prefix that exceeds the limits of output `index`, naming it by `number`."""
         for length, ranges in ((len(prefix), self.ranges), (self._units(prefix), self.unit_ranges)):
-            if ranges is not None and length > ranges[index].maximum:
-                raise ConfigError(
-                    f"prefix {number} has length {length}; expected at most {ranges[index].maximum}, the maximum "
-                    "length of the output"
-                )
+            if ranges is not None and length > (most := ranges[index].maximum):
+                expected = f"at most {most}, the maximum length of the output"
+                raise ConfigError(f"prefix {number} has length {length}; expected {expected}")
 
     def _units(self, tokens: Sequence[int]) -> int:
         return len(tokens) if self.length_fn is None else self.length_fn(tokens)
@@ -418,29 +408,17 @@ def length_limits(
         ranges = target_ranges(config, target_lengths, len(sizes))
         if length_fn is not None:  # with limits in tokens that leave enough for those in units
             unit_ranges = ranges
-            most = [
-                max(default_max_length(n), _TOKENS_PER_UNIT * r.maximum) for n, r in zip(sizes, ranges, strict=True)
-            ]
-            ranges = [LengthRange(r.minimum, maximum) for r, maximum in zip(ranges, most, strict=True)]
+            pairs = zip(map(default_max_length, sizes), ranges, strict=True)
+            ranges = [LengthRange(r.minimum, max(most, _TOKENS_PER_UNIT * r.maximum)) for most, r in pairs]
     prompts = list(sizes) if are_prompts else [0] * len(sizes)
+    positions = f"this model has learned positions for {max_length}"
     ranges = [LengthRange(size + r.minimum, size + r.maximum) for size, r in zip(prompts, ranges, strict=True)]
     for number, size in enumerate(prompts, start=1):
         if size >= max_length:
-            raise ConfigError(
-                f"prompt {number} has {size} tokens; expected at most {max_length - 1}: this model has learned "
-                f"positions for {max_length}"
-            )
+            raise ConfigError(f"prompt {number} has {size} tokens; expected at most {max_length - 1}: {positions}")
     if (longest := max((r.minimum for r in ranges), default=0)) > max_length:
-        raise ConfigError(
-            f"the output needs {longest} tokens, prompt included; this model has learned positions for {max_length}: "
-            "lower the minimum length or shorten the prompt"
-        )
+        received = f"the output needs {longest} tokens, prompt included"
+        raise ConfigError(f"{received}; {positions}: lower the minimum length or shorten the prompt")
     ranges = [LengthRange(each.minimum, int(min(each.maximum, max_length))) for each in ranges]
-    has_units = unit_ranges is not None
-    return LengthLimits(
-        ranges,
-        sizes if are_prompts else None,
-        length_fn if has_units else None,
-        unit_ranges,
-        target_lengths is not None,
-    )
+    length_fn, prompts_of = None if unit_ranges is None else length_fn, sizes if are_prompts else None
+    return LengthLimits(ranges, prompts_of, length_fn, unit_ranges, target_lengths is not None)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from xformer.config import with_parameters_of
-from xformer.errors import ConfigError
+from xformer.config import contradiction, with_parameters_of
 from xformer.generation.batch import GenerationBatch
 from xformer.generation.beams import beam_search
 from xformer.generation.config import GenerationConfig
@@ -89,10 +88,8 @@ def stream(
     """
     batch = GenerationBatch(model, inputs, config, **options)
     if batch.config.method == "beam" or batch.config.num_return_sequences > 1:
-        raise ConfigError(
-            f"num_beams is {batch.config.num_beams} and num_return_sequences {batch.config.num_return_sequences}; "
-            "expected 1 of each: only a single output per input can be streamed"
-        )
+        expected = "1 of each: only a single output per input can be streamed"
+        raise contradiction(batch.config, "num_beams num_return_sequences", expected)
     return _stream(batch)
 
 

@@ -79,7 +79,7 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
     read: dict[str, Any] = {}
     ignored: dict[str, Any] = {}
     for key, value in values.items():
-        if value is None or value is False or value in ([], "never") or key in _WITHOUT_EFFECT:
+        if value is None or value is False or value in ([], "never") or key in _WITHOUT_EFFECT.split():
             continue
         try:
             if key in _READERS:
@@ -120,13 +120,8 @@ def parse_generation(values: Mapping[str, Any], path: Path, *, encoder_decoder: 
             valid[key] = value
         except ConfigError:
             ignored[key] = value
-    return PretrainedGeneration(
-        options=valid,
-        eos_ids=read.get("eos_token_id", ()),
-        forced_bos_id=read.get("forced_bos_token_id"),
-        ignored=ignored,
-        path=path,
-    )
+    ends, forced_bos_id = read.get("eos_token_id", ()), read.get("forced_bos_token_id")
+    return PretrainedGeneration(valid, ends, forced_bos_id, ignored, path)
 
 
 def _read_lengths(
@@ -183,20 +178,17 @@ def _count(value: Any) -> int:
 
 
 # Keys that do not change what xformer generates: they concern the speed or the values that a call returns, or repeat
-# what the model, its tokenizer or its pipeline states.
-_WITHOUT_EFFECT = {
-    *("_from_model_config", "cache_implementation", "cache_config", "continuous_batching_config", "use_cache"),
-    *("compile_config", "disable_compile", "low_memory", "max_cache_len", "prefill_chunk_size", "use_mtp"),
-    *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
-    *("assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "speculation_type"),
-    *("prompt_lookup_num_tokens", "max_matching_ngram_size", "remove_invalid_values"),
-    *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
-    *("return_dict", "return_dict_in_generate", "transformers_version", "bos_token_id", "pad_token_id"),
-    "suppress_special",  # of models that xformer wrote
-    # Of Whisper.
-    *("alignment_heads", "is_multilingual", "lang_to_id", "max_initial_timestamp_index", "median_filter_width"),
-    *("no_timestamps_token_id", "prev_sot_token_id", "task_to_id"),
-}
+# what the model, its tokenizer or its pipeline states; xformer writes suppress_special, and the last two lines are of
+# Whisper.
+_WITHOUT_EFFECT = """
+_from_model_config assistant_confidence_threshold assistant_early_exit assistant_lookbehind bos_token_id cache_config
+cache_implementation compile_config continuous_batching_config disable_compile is_assistant low_memory max_cache_len
+max_matching_ngram_size num_assistant_tokens num_assistant_tokens_schedule output_attentions output_hidden_states
+output_logits output_scores pad_token_id prefill_chunk_size prompt_lookup_num_tokens remove_invalid_values return_dict
+return_dict_in_generate speculation_type suppress_special target_lookbehind transformers_version use_cache use_mtp
+alignment_heads is_multilingual lang_to_id max_initial_timestamp_index median_filter_width no_timestamps_token_id
+prev_sot_token_id task_to_id
+"""
 # Keys that are not supported, with the values that have no effect.
 _UNSUPPORTED: dict[str, Any] = {
     **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "typical_p"), 1),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from xformer.backends import Array, array_namespace, device, to_host
+from xformer.backends import array_namespace, device, to_host
 from xformer.errors import ConfigError, DataError
 from xformer.models import Transformer
 from xformer.models.token_ids import ids_of, pad, padding_mask
@@ -136,7 +136,7 @@ def coverage_penalties(model: Any, sources: Any, targets: Sequence[Sequence[int]
         mask = options["source_mask"] = sources.mask
     padded = pad(targets, config.pad_id)
     weights = model.cross_attention_weights(sources.ids, padded, lengths=sources.lengths, **options)
-    weights = mean_attention(weights)
+    weights = xp.mean(xp.stack([xp.mean(each, axis=1) for each in weights]), axis=0)  # over heads and layers
     if mask is not None:  # padding has received enough attention
         weights = xp.where(mask[:, 0, :, :], weights, 1.0)
     is_token = xp.from_host(pad([[1] * len(target) for target in targets], 0), device=device(weights)) == 1
@@ -145,12 +145,6 @@ def coverage_penalties(model: Any, sources: Any, targets: Sequence[Sequence[int]
         weight * sum(math.log(max(min(attention, 1.0), _MIN_ATTENTION)) for attention in attentions)
         for attentions in received
     ]
-
-
-def mean_attention(layers: Sequence[Array]) -> Array:
-    """Return the mean over layers and heads: each (batch, heads, target, source) -> (batch, target, source)."""
-    xp = array_namespace(layers[0])
-    return xp.mean(xp.stack([xp.mean(weights, axis=1) for weights in layers]), axis=0)
 
 
 def alignments(

@@ -515,12 +515,8 @@ KERNELS = [
     native_kernel("rounded_block_linear", _rounded_block_linear, None, why_not=_second_why_not),
     native_kernel("cross_entropy", _cross_entropy_forward, _cross_entropy_vjp),
     native_kernel("logsumexp", _logsumexp, None),
-    native_kernel(
-        "choose",
-        _choose,
-        None,
-        tolerance=1e-2,  # of a number at the border of two tokens, sums that round differently draw either
-    ),
+    # Of a number at the border of two tokens, sums that round differently draw either.
+    native_kernel("choose", _choose, None, tolerance=1e-2),
     native_kernel("top_k", _top_k, None, why_not=_why_not_top_k),
     native_kernel("dropout", _dropout_forward, _dropout_vjp),
     native_kernel("embedding", _embedding_forward, _embedding_vjp),

@@ -24,7 +24,7 @@ from xformer.ops.attention import Edit, attention, attention_weights, cached_att
 from xformer.ops.linear import merge_heads
 from xformer.random import Rng
 from xformer.tracing.activations import OPEN_BLOCKS, call_on_host, is_observing, named, observers
-from xformer.tree import Module
+from xformer.tree import Module, wrong_array
 
 PROJECTIONS = ("query", "key", "value", "output")
 
@@ -161,9 +161,7 @@ class MultiHeadAttention(Module):
             raise ShapeError("value is given without key; expected both, or neither for self-attention")
         key = query if key is None else key
         q, k, v = self._project(query=query, key=key, value=key if value is None else value)
-        if rotation is not None:  # positions enter here, and do not touch the values
-            rotation = Rotation(*(as_dtype_of(angle, q) for angle in rotation))
-            q, k = rotation(q), rotation(k)
+        q, k = _rotated(rotation, q, k)  # positions enter here, and do not touch the values
         if OPEN_BLOCKS:
             q, k, v = named(self, "queries", q), named(self, "keys", k), named(self, "values", v)
         new: tuple[Array, ...] = ()
@@ -182,7 +180,7 @@ class MultiHeadAttention(Module):
             heads = cached_attention(q, *new, k, v, cache.index, mask, bias, scale=self._scale_of(q))
         else:
             index = None if cache is None else cache.index
-            heads = self._heads(q, k, v, mask, bias, rng, edits, index, **options)
+            heads = self._heads(q, k, v, mask, bias, index, rng=rng, edits=edits, **options)
         y = self.output(merge_heads(named(self, "heads", heads)))
         return named(self, "output", y) if OPEN_BLOCKS else y
 
@@ -219,16 +217,14 @@ class MultiHeadAttention(Module):
             raise ShapeError("the cache is empty; expected the keys and values of keys_and_values(memory)")
         xp, inputs = array_namespace(query), key.shape[0]
         if len(query.shape) != 3 or query.shape[0] != query.shape[0] // max(1, inputs) * inputs:
-            raise ShapeError(
-                f"query has shape {tuple(query.shape)}; expected (rows, queries, d_model) with a multiple of the "
-                f"{inputs} rows of the cache"
-            )
+            expected = f"(rows, queries, d_model) with a multiple of the {inputs} rows of the cache"
+            raise wrong_array(query, "query has", expected)
         rows, queries, d_model = query.shape
         # To attention, the queries of neighboring rows are simply more queries of one input.
         grouped = xp.reshape(query, (inputs, rows // max(1, inputs) * queries, d_model))
         (q,) = self._project(query=grouped)
         q, edits = named(self, "queries", q), observers(self, "scores", "weights")
-        merged = merge_heads(named(self, "heads", self._heads(q, key, cache.value, mask, None, None, edits)))
+        merged = merge_heads(named(self, "heads", self._heads(q, key, cache.value, mask, None, None, edits=edits)))
         return named(self, "output", self.output(xp.reshape(merged, (rows, queries, merged.shape[-1]))))
 
     def weights(
@@ -246,9 +242,7 @@ class MultiHeadAttention(Module):
         Arguments are those of a call.
         """
         q, k = self._project(query=query, key=query if key is None else key)
-        if rotation is not None:
-            rotation = Rotation(*(as_dtype_of(angle, q) for angle in rotation))
-            q, k = rotation(q), rotation(k)
+        q, k = _rotated(rotation, q, k)
         if self.window is not None:
             mask = self._within_window(self.window, mask, q, k)
         return self._weights(q, k, mask, None if bias is None else self._score_bias(bias, q, k), causal=causal)
@@ -303,58 +297,46 @@ class MultiHeadAttention(Module):
         lengths, options = (q.shape[2], k.shape[2]), {"xp": array_namespace(q), "device": device(q)}
         return masks.combine(mask, masks.sliding_window(*lengths, size=size, start=start, **options))
 
-    def _heads(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        mask: Array | None,
-        bias: Array | None,
-        rng: Rng | None,
-        edits: dict[str, Edit],
-        index: Array | None = None,
-        **options: Any,
-    ) -> Array:
-        """Return the result of `_attend`; blocks see the same bits with a cache that grows and one of fixed shape."""
-        is_cut = bool(edits) or (index is not None and is_observing() and not self._adds_keys_in_order(q))
+    def _heads(self, *arrays: Any, rng: Rng | None = None, edits: dict[str, Edit], **options: Any) -> Array:
+        """Return the result of `_attend`; blocks see the same bits with a cache that grows and one of fixed shape.
+
+        The last array is the index of the cache, or None.
+        """
+        *inputs, index = arrays
+        options["edits"] = edits
+        is_cut = edits or (index is not None and is_observing() and not self._adds_keys_in_order(inputs[0]))
         if rng is not None or not is_cut:
-            return self._attend(q, k, v, mask, bias, rng, edits=edits, **options)
-        return call_on_host(partial(_attend_to_tokens, edits=edits, **options), self, q, k, v, mask, bias, index)
+            return self._attend(*inputs, rng=rng, **options)
+        return call_on_host(partial(_attend_to_tokens, **options), self, *arrays)
 
     def _attend(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        mask: Array | None,
-        bias: Array | None,
-        rng: Rng | None,
-        *,
-        edits: dict[str, Edit],
-        **options: Any,
+        self, q: Array, k: Array, v: Array, *masks: Any, rng: Rng | None, edits: dict[str, Edit], **options: Any
     ) -> Array:
-        """Return the values (batch, heads, queries, head_dim) that each query finds, weighted by the softmax."""
+        """Return the values (batch, heads, queries, head_dim) that each query finds, weighted by the softmax.
+
+        The masks are the mask and the bias.
+        """
         options["scale"] = self.scale
         if rng is not None:
             draw = self.dropout.draw((*q.shape[:-1], k.shape[-2]), q, rng)
             options["dropout_mask"], options["keep_probability"] = draw
         options |= {f"edit_{name}": edit for name, edit in edits.items()}
-        return attention(q, k, v, mask, bias, **options)
+        return attention(q, k, v, *masks, **options)
 
 
-def _attend_to_tokens(
-    layer: MultiHeadAttention,
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    bias: Array | None,
-    index: Any,
-    **options: Any,
-) -> Array:
+def _rotated(rotation: Rotation | None, q: Array, k: Array) -> tuple[Array, Array]:
+    """Return queries and keys (batch, heads, length, head_dim) rotated by their positions, if these rotate them."""
+    if rotation is None:
+        return q, k
+    rotation = Rotation(*(as_dtype_of(angle, q) for angle in rotation))
+    return rotation(q), rotation(k)
+
+
+def _attend_to_tokens(layer: Any, q: Array, k: Array, v: Array, *rest: Any, **options: Any) -> Array:
     """Return the result of `_attend`, of a cache of fixed shape on NumPy without the slots after the longest row."""
+    *masks, index = rest
     if index is not None and is_of_numpy(index):
         size = int(index.max()) + q.shape[2]
         k, v = k[:, :, :size], v[:, :, :size]
-        mask, bias = (x if x is None or x.shape[-1] == 1 else x[..., :size] for x in (mask, bias))
-    return layer._attend(q, k, v, mask, bias, None, **options)
+        masks = [x if x is None or x.shape[-1] == 1 else x[..., :size] for x in masks]
+    return layer._attend(q, k, v, *masks, rng=None, **options)

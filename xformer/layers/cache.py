@@ -17,8 +17,9 @@ from xformer.layers.embedding import InputEmbedding
 from xformer.layers.positions import PositionTerms, RelativePositions, Rotation, position_terms
 from xformer.ops import embedding
 from xformer.ops.attention import cache_slots, write_slots
-from xformer.tree import check_array
+from xformer.tree import check_array, wrong_array
 
+_TO_STATIC = "use model.to_static(cache, max_length)"
 _MIN_CAPACITY = 16  # in tokens, of a cache that grows
 
 
@@ -152,10 +153,8 @@ def _concat_in_place(old: Array, length: int, new: Array) -> Array:
     xp, end = array_namespace(old, new), length + new.shape[2]
     if old[:, :, :0, :].shape != new[:, :, :0, :].shape:
         rows, heads, _, features = old.shape
-        raise ShapeError(
-            f"new keys or values have shape {tuple(new.shape)}; expected ({rows}, {heads}, new tokens, {features}), as "
-            "the cache has"
-        )
+        expected = f"({rows}, {heads}, new tokens, {features}), as the cache has"
+        raise wrong_array(new, "new keys or values have", expected)
     if not (array_namespace(old).is_writable and old.dtype == new.dtype):
         return xp.concat([old[:, :, :length, :], new], axis=2)
     if end > old.shape[2]:
@@ -302,13 +301,9 @@ class DecodingCache:
         if self.capacity is None and self.lengths is None:
             return None
         if self.capacity is None:
-            raise ConfigError(
-                "rows of different lengths take no further tokens; use model.to_static(cache, max_length)"
-            )
+            raise ConfigError(f"rows of different lengths take no further tokens; {_TO_STATIC}")
         if self.length + num_tokens > self.capacity:
-            raise ConfigError(
-                f"the cache is full: it holds {self.capacity} tokens; use model.to_static(cache, max_length)"
-            )
+            raise ConfigError(f"the cache is full: it holds {self.capacity} tokens; {_TO_STATIC}")
         key: Any = self.layers[0].self_attention.key
         slots = functools.cache(functools.partial(cache_slots, self.lengths, key, num_tokens))
         for layer in self.layers:
@@ -432,7 +427,7 @@ class DecodingCache:
             JitError: If the cache grows, since a program has fixed shapes.
         """
         if self.capacity is None:
-            raise JitError("the cache grows with its tokens; use model.to_static(cache, max_length)")
+            raise JitError(f"the cache grows with its tokens; {_TO_STATIC}")
         found = [self.lengths, self._position_embeddings]
         found += [] if self.memory is None else vars(self.memory).values()
         for layer in self.layers:

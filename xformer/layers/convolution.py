@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from xformer.backends import Array, array_namespace, device
 from xformer.config import check_bool
-from xformer.errors import ShapeError
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
 from xformer.ops.activations import Activation
 from xformer.ops.linear import linear
-from xformer.tree import Module, check_array
+from xformer.tree import Module, check_array, wrong_array
 
 
 class Conv1d(Module):
@@ -69,10 +68,8 @@ class Conv1d(Module):
         """
         xp, (kernel_size, features, _) = array_namespace(x), self.weight.shape
         if len(x.shape) != 3 or x.shape[2] != features or x.shape[1] + 2 * self.padding < kernel_size:
-            raise ShapeError(
-                f"x has shape {tuple(x.shape)}; expected (batch, length, {features}) with a length of at least "
-                f"{max(1, kernel_size - 2 * self.padding)}"
-            )
+            least = max(1, kernel_size - 2 * self.padding)
+            raise wrong_array(x, "x has", f"(batch, length, {features}) with a length of at least {least}")
         x = as_dtype_of(x, self.weight)
         if self.padding:
             zeros = xp.zeros((x.shape[0], self.padding, features), dtype=x.dtype, device=device(x))
@@ -177,9 +174,8 @@ class PatchEmbedding(Module):
         size, _, channels, d_model = self.weight.shape
         shape = check_array(images, "images")
         if len(shape) != 4 or shape[1] != channels or shape[2] % size or shape[3] % size or 0 in shape[2:]:
-            raise ShapeError(
-                f"images have shape {shape}; expected (batch, {channels}, height, width) with multiples of {size}"
-            )
+            expected = f"(batch, {channels}, height, width) with multiples of {size}"
+            raise wrong_array(images, "images have", expected)
         batch, rows, columns = shape[0], shape[2] // size, shape[3] // size
         x = as_dtype_of(images, self.weight)
         xp = array_namespace(x, self.weight)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from xformer.backends import Array, array_namespace, device, dtype_name, extra, is_floating
+from xformer.backends import Array, array_namespace, device, extra, is_floating
 from xformer.config import check_bool
-from xformer.errors import ShapeError
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import Linear, as_dtype_of
@@ -16,7 +15,7 @@ from xformer.ops.embedding import embedding
 from xformer.ops.linear import linear
 from xformer.ops.weights import InferenceWeight
 from xformer.random import Rng
-from xformer.tree import Module, check_array
+from xformer.tree import Module, check_array, wrong_array
 
 
 class Embedding(Module):
@@ -56,10 +55,7 @@ class Embedding(Module):
         if not is_floating(ids.dtype):
             return embedding(weight, ids, scale=scale)
         if not ids.shape or ids.shape[-1] != weight.shape[0]:
-            raise ShapeError(
-                f"ids has dtype {dtype_name(ids.dtype)} and shape {tuple(ids.shape)}; expected integers, or floating "
-                f"rows of {weight.shape[0]} elements"
-            )
+            raise wrong_array(ids, "ids has", f"integers, or floating rows of {weight.shape[0]} elements")
         vectors = linear(as_dtype_of(ids, weight), weight)
         return vectors if scale == 1.0 else extra.cast_like(vectors * scale, vectors)
 

@@ -15,7 +15,6 @@ from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
 from xformer.ops.attention import Edit, visible
 from xformer.ops.linear import merge_heads, split_heads
-from xformer.random import Rng
 
 
 class FamilyAttention(MultiHeadAttention):
@@ -63,24 +62,14 @@ class FamilyAttention(MultiHeadAttention):
         rows = array_namespace(x).reshape(norm(merge_heads(x)), (batch * length, heads * head_dim))
         return split_heads(rows, (batch, length), heads)
 
-    def _attend(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        mask: Array | None,
-        bias: Array | None,
-        rng: Rng | None,
-        *,
-        edits: dict[str, Edit],
-        **options: Any,
-    ) -> Array:
+    def _attend(self, q: Array, k: Array, v: Array, *masks: Any, edits: dict[str, Edit], **options: Any) -> Array:
         if self.sinks is not None:
+            mask, bias = masks
             edits = {name: partial(_without_sinks, edit) for name, edit in edits.items()}
             if window := options.pop("window", 0):  # within which the sinks are not
                 mask = visible(q, k, mask, False, window)
-            k, v, mask, bias = self._with_sinks(k, v, mask, bias)
-        return super()._attend(q, k, v, mask, bias, rng, edits=edits, softcap=self.softcap, **options)
+            k, v, *masks = self._with_sinks(k, v, mask, bias)  # type: ignore[assignment]
+        return super()._attend(q, k, v, *masks, edits=edits, softcap=self.softcap, **options)
 
     def _weights(self, q: Array, k: Array, mask: Array | None, bias: Array | None, **options: Any) -> Array:
         if self.sinks is None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from xformer.backends import Array, array_namespace, device, dtype_name, extra, is_half_precision, to_library_of
 from xformer.config import check_bool, check_count
-from xformer.errors import ConfigError, ShapeError
+from xformer.errors import ConfigError
 from xformer.layers.dropout import Dropout
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import Linear, as_dtype_of
@@ -27,7 +27,7 @@ from xformer.random import Rng, split_rng
 from xformer.threads import Collector
 from xformer.tracing.activations import named
 from xformer.tracing.grad import stop_gradient
-from xformer.tree import Module, with_fields
+from xformer.tree import Module, with_fields, wrong_array
 
 
 class FeedForward(Module):
@@ -236,10 +236,8 @@ class MixtureOfExperts(Module):
             raise ConfigError(f"the experts differ: {first} and {second}; expected the same class, sizes and settings")
         check_count("num_experts_per_token", num_experts_per_token)
         if num_experts_per_token > len(experts):
-            raise ConfigError(
-                f"num_experts_per_token is {num_experts_per_token}; expected at most the number of experts, "
-                f"{len(experts)}"
-            )
+            received = f"num_experts_per_token is {num_experts_per_token}"
+            raise ConfigError(f"{received}; expected at most the number of experts, {len(experts)}")
         init = initializer(init)
         d_model = experts[0].up.weight.shape[0]
         self.router = init.xavier_uniform((d_model, len(experts)))
@@ -362,8 +360,6 @@ def _token_weights(mask: Array | None, probabilities: Array) -> Array:
         return xp.ones((count, 1), dtype=probabilities.dtype, device=device(probabilities))
     mask = to_library_of(mask, probabilities, "the mask is")
     if dtype_name(mask.dtype) != "bool" or math.prod(mask.shape) != count:
-        raise ShapeError(
-            f"mask is {dtype_name(mask.dtype)} of shape {tuple(mask.shape)}; expected bool, True = the token counts, "
-            f"for {count} tokens, e.g. (batch, length)"
-        )
+        expected = f"bool, True = the token counts, for {count} tokens, e.g. (batch, length)"
+        raise wrong_array(mask, "mask has", expected)
     return xp.astype(xp.reshape(mask, (count, 1)), probabilities.dtype)

@@ -10,21 +10,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import KW_ONLY
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from xformer.backends import (
-    Array,
-    Device,
-    DType,
-    Namespace,
-    array_namespace,
-    device,
-    dtype_name,
-    is_half_precision,
-    resolve,
-)
+from xformer.backends import Array, Device, DType, Namespace, array_namespace, device, dtype_name, resolve
+from xformer.backends.dtypes import is_half_precision
 from xformer.errors import ConfigError, ShapeError, check_choice
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
@@ -497,13 +489,9 @@ class ALiBi(Module):
     """
 
     num_heads: int
-    scale: float
-    signed: bool
-
-    def __init__(self, num_heads: int, *, scale: float = 1.0, signed: bool = False):
-        self.num_heads = num_heads
-        self.scale = scale
-        self.signed = signed
+    _: KW_ONLY
+    scale: float = 1.0
+    signed: bool = False
 
     @property
     def slopes(self) -> list[float]:
@@ -534,6 +522,10 @@ def _alibi_table(rows: int, slopes: tuple[float, ...], dtype: str) -> Array:
     return bias.astype("float64" if dtype in ("float16", "bfloat16") else dtype)
 
 
+def _received(num_buckets: int, max_distance: int) -> str:
+    return f"{num_buckets} buckets of relative positions and a max_distance of {max_distance}"
+
+
 class RelativeBias(Module):
     """A learned bias for each head and bucket of distances (Raffel et al., 2020, section 2.1; T5).
 
@@ -557,12 +549,10 @@ class RelativeBias(Module):
     def __init__(
         self, num_heads: int, *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128, init: Init = None
     ):
-        exact = num_buckets // (4 if bidirectional else 2)
-        if not 0 < exact < max_distance:
-            raise ConfigError(
-                f"{num_buckets} buckets of relative positions and a max_distance of {max_distance}; expected at least "
-                f"{4 if bidirectional else 2} buckets and a max_distance above {exact}"
-            )
+        least = 4 if bidirectional else 2
+        if not 0 < (exact := num_buckets // least) < max_distance:
+            expected = f"at least {least} buckets and a max_distance above {exact}"
+            raise ConfigError(f"{_received(num_buckets, max_distance)}; expected {expected}")
         self.weight = initializer(init).normal((num_buckets, num_heads), num_heads**-0.5)
         self.bidirectional = bidirectional
         self.max_distance = max_distance
@@ -600,10 +590,8 @@ class RelativeEmbedding(Module):
 
     def __init__(self, d_model: int, norm: Norm, *, num_buckets: int = 512, max_distance: int = 512, init: Init = None):
         if num_buckets % 2 or not 0 < num_buckets // 4 < max_distance - 1:
-            raise ConfigError(
-                f"{num_buckets} buckets of relative positions and a max_distance of {max_distance}; expected an even "
-                f"number from 4, and a max_distance above {num_buckets // 4 + 1}"
-            )
+            expected = f"an even number from 4, and a max_distance above {num_buckets // 4 + 1}"
+            raise ConfigError(f"{_received(num_buckets, max_distance)}; expected {expected}")
         self.weight = initializer(init).normal((num_buckets, d_model), d_model**-0.5)
         self.norm = norm
         self.max_distance = max_distance

@@ -85,11 +85,7 @@ def pack(module: AnyModule, inputs: str | None = None) -> AnyModule:
     if inputs not in (None, "int8"):
         raise ConfigError(f"inputs is {inputs!r}; expected 'int8' or None")
     if inputs is not None:
-
-        def strips(_: str, layer: Module, weight: Any) -> Any:
-            return PackedBlocks.pack(weight) if type(weight) is BlockWeight else weight
-
-        packed = pack(map_weights(module, strips))
+        packed = pack(map_weights(module, lambda _, __, x: PackedBlocks.pack(x) if type(x) is BlockWeight else x))
         kinds = [(type(each), each.quantized_dtype) for each in inference_weights(packed)]
         if (PackedBlocks, None) not in kinds and (PackedWeight, "int8") not in kinds:
             raise ConfigError("inputs is 'int8', but no weight is in the blocks of a GGUF file; use quantize('int8')")
@@ -125,10 +121,8 @@ def _with_joined_maps(names: tuple[str, ...], layer: Any) -> Any:
 
 def columns_of_one(arrays: Sequence[Array]) -> list[Array]:
     """Return copies of arrays that are neighboring columns of one array."""
-    joined, ends = (
-        array_namespace(*arrays).concat(list(arrays), axis=-1),
-        itertools.accumulate(x.shape[-1] for x in arrays),
-    )
+    joined = array_namespace(*arrays).concat(list(arrays), axis=-1)
+    ends = itertools.accumulate(x.shape[-1] for x in arrays)
     return [joined[..., end - x.shape[-1] : end] for x, end in zip(arrays, ends, strict=True)]
 
 

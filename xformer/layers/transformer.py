@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from xformer.backends import Array, array_namespace, extra
 from xformer.backends.array_types import T
-from xformer.errors import ConfigError, ShapeError
+from xformer.errors import ConfigError
 from xformer.layers.attention import MultiHeadAttention
 from xformer.layers.cache import LayerCache
 from xformer.layers.convolution import Conv1d
@@ -18,7 +18,7 @@ from xformer.ops import activation as activation_named
 from xformer.ops.norms import add_norm, fuses_add_norm
 from xformer.random import Rng, split_rng
 from xformer.tracing.activations import is_observing, named
-from xformer.tree import Module
+from xformer.tree import Module, wrong_array
 
 
 def _add(x: Array, y: Array) -> Array:
@@ -235,9 +235,7 @@ class ConvolutionEncoderLayer(EncoderLayer):
             convolved = self.convolution(x)
         else:
             if len(mask.shape) != 4 or tuple(mask.shape[1:]) != (1, 1, length):
-                raise ShapeError(
-                    f"mask has shape {tuple(mask.shape)}; a model with a convolution expects {(batch, 1, 1, length)}"
-                )
+                raise wrong_array(mask, "mask has", f"{(batch, 1, 1, length)} for a model with a convolution")
             is_token = xp.astype(mask[:, 0, 0, :, None], x.dtype)
             convolved = self.convolution(x * is_token) * is_token
         convolved = self.feed_forward_residual.dropout(convolved, convolution_rng)

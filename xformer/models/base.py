@@ -32,6 +32,10 @@ from xformer.tracing.grad import keep_for
 from xformer.tree import Module, is_array, map_arrays, replace, walk, with_fields
 
 _MODELS: dict[str, type[BaseModel]] = {}
+_OTHERS = (
+    " with xformer.load_pretrained(directory), and the parameters of another Module with "
+    "xformer.load_parameters(module, path)"
+)
 
 
 def _begin_with_padding(positions: Array) -> bool:
@@ -235,7 +239,9 @@ class BaseModel(Module):
     def load(
         cls, path: str | os.PathLike[str], *, xp: Any = "numpy", dtype: DType | str | None = None, device: Device = None
     ) -> Self:
-        """Read a model that `save` wrote, into any library.
+        """Read a model of this class that `save` wrote, into any library; `xformer.load` reads one of any class.
+
+        The file records the class, which must be defined (imported) when it is read.
 
         Args:
             path: The file.
@@ -250,17 +256,11 @@ class BaseModel(Module):
         """
         check_path(path)
         if os.path.isdir(path):
-            raise CheckpointError(
-                f"{path} is a directory; load a public checkpoint or a run with xformer.load_pretrained(directory), "
-                "and the parameters of another Module with xformer.load_parameters(module, directory)"
-            )
+            raise CheckpointError(f"{path} is a directory; load a public checkpoint or a run{_OTHERS}")
         arrays, metadata = load_arrays(path, keep=takes_bfloat16(xp))
         if metadata.get("format") != "xformer" or "config" not in metadata:
-            raise CheckpointError(
-                f"{path} is a safetensors file without the configuration of an xformer model; "
-                "load a public checkpoint by its directory, with xformer.load_pretrained(directory), and parameters of "
-                "another Module with xformer.load_parameters(module, path)"
-            )
+            received = f"{path} is a safetensors file without the configuration of an xformer model"
+            raise CheckpointError(f"{received}; load a public checkpoint by its directory,{_OTHERS}")
         name = metadata.get("model", "Transformer")
         if name not in _MODELS:
             raise CheckpointError(f"{path} contains the model {name}, which is not defined; import its class first")
@@ -282,11 +282,4 @@ class BaseModel(Module):
             raise CheckpointError(f"{path} does not contain the model of its configuration: {error}") from error
 
 
-def load(
-    path: str | os.PathLike[str], *, xp: Any = "numpy", dtype: DType | str | None = None, device: Device = None
-) -> BaseModel:
-    """Read a model of any class that `BaseModel.save` wrote; arguments and errors are those of `BaseModel.load`.
-
-    The file records the class, which must be defined (imported) when it is read.
-    """
-    return BaseModel.load(path, xp=xp, dtype=dtype, device=device)
+load = BaseModel.load  # of any class

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from xformer.config import Config, check_heads, option
+from xformer.config import Config, check_heads, contradiction, option
 from xformer.errors import ConfigError
 from xformer.layers.normalization import NORMS
 from xformer.layers.positions import SINUSOIDAL_LAYOUTS
@@ -117,14 +117,10 @@ class _FeedForwardFields(_AttentionFields):
         super().__post_init__()
         _check_layers("dense_layers", self.dense_layers, self._num_layers)
         for name in _FeedForwardFields.__annotations__ if self.num_experts == 0 else ():
-            value, default = getattr(self, name), getattr(_FeedForwardFields, name)
-            if name not in ("activation", "num_experts") and value != default:
-                raise ConfigError(f"{name} is {value} and num_experts 0; expected a number of experts")
+            if name not in ("activation", "num_experts") and getattr(self, name) != getattr(_FeedForwardFields, name):
+                raise contradiction(self, f"{name} num_experts", "a number of experts")
         if 0 < self.num_experts < self.num_experts_per_token:
-            raise ConfigError(
-                f"num_experts_per_token is {self.num_experts_per_token}; expected at most num_experts, "
-                f"{self.num_experts}"
-            )
+            raise contradiction(self, "num_experts_per_token", f"at most num_experts, {self.num_experts}")
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, has experts."""
@@ -158,9 +154,9 @@ class _NormFields(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.parallel_residual and self.norm_position != "pre":
-            raise ConfigError(f"parallel_residual is true and norm_position {self.norm_position!r}; expected 'pre'")
+            raise contradiction(self, "parallel_residual norm_position", "'pre'")
         if self.shared_norm and not self.parallel_residual:
-            raise ConfigError("shared_norm is true and parallel_residual false; expected both, or no shared norm")
+            raise contradiction(self, "shared_norm parallel_residual", "both, or no shared norm")
 
 
 class _BiasFields(Config):
@@ -209,10 +205,8 @@ class _PositionFields(_AttentionFields):
                 f"{name} is {features}; positions 'rotary' expects an even number of at most {_MAX_ROTARY}"
             )
         if self.positions == "rotary" and rotated % 2:
-            raise ConfigError(
-                f"rotary_fraction is {self.rotary_fraction} and rotates {rotated} of {features} features; "
-                "expected an even number"
-            )
+            received = f"rotary_fraction is {self.rotary_fraction} and rotates {rotated} of {features} features"
+            raise ConfigError(f"{received}; expected an even number")
 
 
 class _EmbeddingFields(Config):
@@ -303,25 +297,20 @@ class TransformerConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.share_embeddings and self.source_vocab_size != self.target_vocab_size:
-            raise ConfigError(
-                f"source_vocab_size is {self.source_vocab_size} and target_vocab_size {self.target_vocab_size}; "
-                "share_embeddings expects equal sizes"
-            )
+            raise contradiction(self, "source_vocab_size target_vocab_size share_embeddings", "equal sizes")
         if self.copy and not self.share_embeddings:
-            raise ConfigError("copy is true and share_embeddings false; copy expects a shared vocabulary")
+            raise contradiction(self, "copy share_embeddings", "both: copying needs a shared vocabulary")
         if not self.share_relative_bias and self.positions != "relative":
-            raise ConfigError(f"share_relative_bias is false and positions {self.positions!r}; expected 'relative'")
+            raise contradiction(self, "share_relative_bias positions", "'relative'")
         if self.decoder_norm_before_positions and not self.embedding_norm:
-            raise ConfigError(
-                "decoder_norm_before_positions is true and embedding_norm false; expected both, or neither"
-            )
+            raise contradiction(self, "decoder_norm_before_positions embedding_norm", "both, or neither")
         if self.length_encoding and self.padding_id is None:
             raise ConfigError("length_encoding expects a pad_id that is neither bos_id nor eos_id")
         for name in ("pad_id", "bos_id", "eos_id"):
             if (value := getattr(self, name)) is not None and value >= self.target_vocab_size:
-                raise ConfigError(f"{name} is {value}; expected less than target_vocab_size {self.target_vocab_size}")
+                raise contradiction(self, name, f"less than target_vocab_size {self.target_vocab_size}")
         if self.source_padding_id is not None and self.source_padding_id >= self.source_vocab_size:
-            raise ConfigError(f"pad_id is {self.pad_id}; expected less than source_vocab_size {self.source_vocab_size}")
+            raise contradiction(self, "pad_id", f"less than source_vocab_size {self.source_vocab_size}")
 
     @property
     def source_padding_id(self) -> int | None:
@@ -415,19 +404,13 @@ class _EncoderConfig(ModelConfig):
             raise ConfigError(f"labels has {len(self.labels)} names; expected num_labels, {self.num_labels}")
         is_linear = self.pooler not in ("none", "attention")
         if not is_linear and (self.pooling != "cls" or self.pooler_norm or self.projection_dim is not None):
-            raise ConfigError(
-                f"pooling is {self.pooling!r}, pooler_norm {self.pooler_norm}, projection_dim {self.projection_dim} "
-                f"and pooler {self.pooler!r}; expected a linear pooler"
-            )
+            raise contradiction(self, "pooling pooler_norm projection_dim pooler", "a linear pooler")
         if not self.first_norm and (self.norm_position != "pre" or self.shared_norm):
-            raise ConfigError(
-                f"first_norm is false, norm_position {self.norm_position!r} and shared_norm {self.shared_norm}; "
-                "expected 'pre' and false"
-            )
+            raise contradiction(self, "first_norm norm_position shared_norm", "'pre' and false")
         if self.share_layers and (self.layer_types is not None or self.dense_layers or not self.first_norm):
-            raise ConfigError("share_layers is true; expected no layer_types, no dense_layers, and first_norm true")
+            raise contradiction(self, "share_layers", "no layer_types, no dense_layers, and first_norm true")
         if self.relative_bias and self.positions in ("rotary", "alibi", "relative", "disentangled"):
-            raise ConfigError(f"relative_bias is true and positions {self.positions!r}; expected absolute positions")
+            raise contradiction(self, "relative_bias positions", "absolute positions")
 
     @property
     def pooled_features(self) -> int:
@@ -467,17 +450,12 @@ class EncoderConfig(_EncoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        others = [name for name in ("share_layers", "parallel_residual", "causal") if getattr(self, name)]
+        others = " ".join(name for name in ("share_layers", "parallel_residual", "causal") if getattr(self, name))
         if self.convolution_size and (others or self.convolution_size % 2 == 0):
-            raise ConfigError(
-                f"convolution_size is {self.convolution_size}{f' and {others[0]} true' if others else ''}; expected an "
-                "odd number without share_layers, parallel_residual and causal"
-            )
+            expected = "an odd number without share_layers, parallel_residual and causal"
+            raise contradiction(self, f"convolution_size {others}", expected)
         if self.positions == "disentangled" and self.num_key_value_heads not in (None, self.num_heads):
-            raise ConfigError(
-                f"positions is 'disentangled' and num_key_value_heads {self.num_key_value_heads}; "
-                f"expected num_heads, {self.num_heads}"
-            )
+            raise contradiction(self, "positions num_key_value_heads", f"num_heads, {self.num_heads}")
 
     @property
     def padding_id(self) -> int | None:
@@ -511,21 +489,15 @@ class ImageEncoderConfig(_EncoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.patch_size > self.image_size:
-            raise ConfigError(f"patch_size is {self.patch_size}; expected at most image_size {self.image_size}")
+            raise contradiction(self, "patch_size", f"at most image_size {self.image_size}")
         if self.resize_positions and self.image_size % self.patch_size:
-            raise ConfigError(
-                f"patch_size is {self.patch_size} and resize_positions true; expected a divisor of image_size "
-                f"{self.image_size}"
-            )
+            raise contradiction(self, "patch_size resize_positions", f"a divisor of image_size {self.image_size}")
         pools_first = self.num_labels > 0 if self.pooler == "none" else self.pooler != "attention"
         if not self.class_token and (pools_first or self.resize_positions or self.classify_patches):
-            raise ConfigError(
-                f"class_token is false, pooler {self.pooler!r}, num_labels {self.num_labels}, resize_positions "
-                f"{self.resize_positions} and classify_patches {self.classify_patches}; expected false for both, and "
-                "pooler 'attention', or 'none' without labels"
-            )
+            expected = "false for both, and pooler 'attention', or 'none' without labels"
+            raise contradiction(self, "class_token pooler num_labels resize_positions classify_patches", expected)
         if self.resize_positions and self.positions != "learned":
-            raise ConfigError(f"resize_positions is true and positions {self.positions!r}; expected 'learned'")
+            raise contradiction(self, "resize_positions positions", "'learned'")
 
     @property
     def num_patches(self) -> int:

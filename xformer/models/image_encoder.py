@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import Array, array_namespace, as_array, device, dtype_name, is_floating, to_host, to_library_of
-from xformer.errors import DataError, ShapeError
+from xformer.backends import Array, array_namespace, as_array, device, is_floating, to_host, to_library_of
+from xformer.errors import DataError
 from xformer.layers import Linear, PatchEmbedding
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
@@ -17,7 +17,7 @@ from xformer.models.encoder import Encoder, EncoderBase, as_token_mask, normaliz
 from xformer.models.token_ids import as_token_ids, ids_of
 from xformer.random import Rng, split_rng
 from xformer.tracing.activations import named
-from xformer.tree import check_array
+from xformer.tree import check_array, wrong_array
 
 
 class ImageEncoder(EncoderBase, init=False):
@@ -101,10 +101,7 @@ class ImageEncoder(EncoderBase, init=False):
             is_size = all(side and side % c.patch_size == 0 for side in shape[2:])
             sides = f"height, width), multiples of {c.patch_size}"
         if not is_floating(data.dtype) or len(shape) != 4 or shape[1] != c.num_channels or not is_size:
-            raise ShapeError(
-                f"images have shape {shape} and dtype {dtype_name(data.dtype)}; "
-                f"expected floating pixels (batch, {c.num_channels}, {sides}"
-            )
+            raise wrong_array(data, "images have", f"floating pixels (batch, {c.num_channels}, {sides}")
         return to_library_of(data, like, "images are", dtype=like.dtype)
 
 

@@ -8,19 +8,11 @@ from typing import Any
 import numpy as np
 
 from xformer import masks
-from xformer.backends import (
-    Array,
-    array_namespace,
-    as_array,
-    dtype_name,
-    is_floating,
-    is_integer,
-    to_host,
-    to_library_of,
-)
+from xformer.backends import Array, array_namespace, dtype_name, is_floating, is_integer
+from xformer.backends.arrays import as_array, to_host, to_library_of
 from xformer.config import integers
 from xformer.errors import DataError, ShapeError
-from xformer.tree import is_array
+from xformer.tree import is_array, wrong_array
 
 
 def as_token_ids(data: Any, name: str, vocab_size: int, like: Array) -> Array:
@@ -68,10 +60,7 @@ def as_segment_ids(data: Any, ids: Array, like: Array) -> Array:
     """
     data = as_array(data, like, "segment_ids are")
     if tuple(data.shape) != tuple(ids.shape) or not is_integer(data.dtype):
-        raise ShapeError(
-            f"segment_ids have shape {tuple(data.shape)} and dtype {dtype_name(data.dtype)}; expected integers of the "
-            f"shape of the tokens, {tuple(ids.shape)}"
-        )
+        raise wrong_array(data, "segment_ids have", f"integers of the shape of the tokens, {tuple(ids.shape)}")
     data = _signed(data)
     if array_namespace(data).is_host_accessible(data):
         host = to_host(data)
@@ -102,17 +91,8 @@ def as_lengths(lengths: Any, batch: int, like: Array) -> Array:
     """
     array = to_library_of(lengths if is_array(lengths) else list(lengths), like, "lengths are")
     if tuple(array.shape) != (batch,) or not is_integer(array.dtype):
-        raise ShapeError(
-            f"lengths has shape {tuple(array.shape)} and dtype {dtype_name(array.dtype)}; "
-            f"expected integers of shape ({batch},)"
-        )
+        raise wrong_array(array, "lengths has", f"integers of shape ({batch},)")
     return array
-
-
-def check_batch(source: Array, target: Array) -> None:
-    """Raise ShapeError if the batch sizes differ: a single row would be broadcast silently."""
-    if source.shape[0] != target.shape[0]:
-        raise ShapeError(f"source has {source.shape[0]} rows and target {target.shape[0]}; expected equal batch sizes")
 
 
 def check_one_each(name: str, values: Any, num_inputs: int) -> None:
@@ -199,7 +179,5 @@ def _check_range(ids: Array, name: str, vocab_size: int) -> None:
     xp = array_namespace(ids)
     lowest, highest = int(xp.min(ids)), int(xp.max(ids))
     if lowest < 0 or highest >= vocab_size:
-        raise DataError(
-            f"{name} ids range from {lowest} to {highest}; expected 0 to {vocab_size - 1} "
-            f"for a vocabulary of {vocab_size} tokens"
-        )
+        expected = f"0 to {vocab_size - 1} for a vocabulary of {vocab_size} tokens"
+        raise DataError(f"{name} ids range from {lowest} to {highest}; expected {expected}")

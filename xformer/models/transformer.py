@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from xformer import layers
-from xformer.backends import Array, array_namespace, dtype_name, from_host, is_floating
+from xformer.backends import Array, array_namespace, from_host, is_floating
 from xformer.errors import ConfigError, ShapeError
 from xformer.layers.cache import DecodingCache, Memory, check_memory, last_tokens
 from xformer.layers.linear import as_dtype_of
@@ -18,18 +18,10 @@ from xformer.layers.transformer import carried, final, total
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
 from xformer.models.config import SpeechTransformerConfig, TransformerConfig
-from xformer.models.token_ids import (
-    as_lengths,
-    as_token_ids,
-    check_batch,
-    check_padding_mask,
-    ids_of,
-    padding_mask,
-    positions_of,
-)
+from xformer.models.token_ids import as_lengths, as_token_ids, check_padding_mask, ids_of, padding_mask, positions_of
 from xformer.random import Rng, split_rng
 from xformer.tracing.activations import named, record
-from xformer.tree import is_array
+from xformer.tree import is_array, wrong_array
 
 Positions = RelativePositions | tuple[RelativePositions | None, ...] | None
 
@@ -141,7 +133,8 @@ class Transformer(BaseModel, init=False):
         if target is None:
             return self._encode(source, source_mask, encode_rng).states
         target = self.target_ids(target)
-        check_batch(source, target)
+        if (rows := source.shape[0]) != target.shape[0]:  # a single row would be broadcast silently
+            raise ShapeError(f"source has {rows} rows and target {target.shape[0]}; expected equal batch sizes")
         return self._decode(target, self._encode(source, source_mask, encode_rng), causal=causal, rng=decode_rng)
 
     def encode(self, source: Any, *, source_mask: Array | None = None, rng: Rng | None = None) -> Array:
@@ -180,10 +173,7 @@ class Transformer(BaseModel, init=False):
         if source is not None:
             state.ids = ids_of(self.source_ids(source))
             if tuple(state.ids.shape) != tuple(memory.shape[:2]):
-                raise ShapeError(
-                    f"source ids have shape {tuple(state.ids.shape)}; expected {tuple(memory.shape[:2])}, "
-                    "as the memory has"
-                )
+                raise wrong_array(state.ids, "source ids have", f"shape {tuple(memory.shape[:2])}, as the memory has")
             state.mask = self._source_mask(state.ids, source_mask)
         state.lengths = self._lengths(lengths, target.shape[0])
         return self._decode(target, state, causal=causal, rng=rng)
@@ -416,10 +406,7 @@ class SpeechTransformer(Transformer, init=False):
         data = data if is_array(data) else from_host(np, data)
         features = self.config.source_vocab_size
         if not is_floating(data.dtype) or len(data.shape) != 3 or data.shape[2] != features or data.shape[1] == 0:
-            raise ShapeError(
-                f"source has shape {tuple(data.shape)} and dtype {dtype_name(data.dtype)}; "
-                f"expected floating frames (batch, frames, {features})"
-            )
+            raise wrong_array(data, "source has", f"floating frames (batch, frames, {features})")
         return as_token_ids(data, "source", features, self._parameter)
 
     def _make_source_embedding(self, make: LayerFactory) -> layers.AudioEmbedding:  # type: ignore[override]

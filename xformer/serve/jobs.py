@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from xformer.errors import BackendError, MissingPackageError, XformerError, abbreviate
-from xformer.generation.engine import Engine, Search, Task
+from xformer.generation.engine import Engine, Search
 
 _MAX_TEXTS = 64  # that are joined
 
@@ -63,7 +63,7 @@ class Job:
         is_alone: Whether it shares no steps with others. Sums may depend on the number of rows.
 
     Attributes:
-        task: What the worker runs; set before `Worker.submit`.
+        task: What the worker runs, a `Task` for `Worker.submit`.
         engine: The engine that runs its searches.
         searches: The searches that the task waits for.
     """
@@ -72,7 +72,7 @@ class Job:
     searches: Sequence[Search] = ()
 
     def __init__(self, timeout: float = 120.0, *, is_alone: bool = False) -> None:
-        self.task: Task[Any] = iter(())  # type: ignore[assignment]
+        self.task: Any = iter(())
         self.is_alone, self._deadline = is_alone, time.monotonic() + timeout
         self._error: JobError | None = None
         self._outbox: list[Event] = []
@@ -204,20 +204,14 @@ class Worker:
     def start(self, job: Job, function: Callable[[Job], Any]) -> None:
         """Run function(job) in the thread for other computations; the job ends with its result or its error."""
 
-        def run() -> None:
+        async def run() -> None:
             try:
-                job.emit("result", function(job))
+                job.emit("result", await self.compute(function, job))
             except Exception as error:  # noqa: BLE001 - the client receives it
                 job.emit("error", public_error(error))
-            with self._condition:
-                self._num_computing -= 1
             job.flush()
 
-        with self._condition:
-            if self._is_closed:
-                raise stopping()
-            self._num_computing += 1
-            self._computing.submit(run)
+        job.task = asyncio.ensure_future(run())
 
     async def join(self, function: Callable[[list[Any]], Sequence[Any]], texts: list[Any]) -> list[Any]:
         """Return function(texts), which has a result for each text or pair; those of several calls are joined."""

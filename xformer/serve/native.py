@@ -165,8 +165,7 @@ async def rerank(server: Server, request: schema.RerankRequest) -> schema.Rerank
     model = server.model(request.model, Reranker, task="order documents")
     documents = texts_of("documents", request.documents, schema.MAX_INPUTS)
     pairs = [(request.query, document) for document in documents]
-    num_tokens = sum(len(ids) for ids, _ in await server.in_thread(model.pipeline.encode_pairs, pairs))
-    scores = await _relevances(model, pairs)
+    scores, num_tokens = await _relevances(server, model, pairs)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
     results = [
         schema.Relevance(
@@ -188,9 +187,7 @@ async def score(server: Server, request: schema.ScoreRequest) -> schema.Json:
     count = max(len(first), len(second))
     first, second = first * (count // len(first)), second * (count // len(second))
     if isinstance(model.pipeline, Reranker):
-        pairs = list(zip(first, second, strict=True))
-        num_tokens = sum(len(ids) for ids, _ in await server.in_thread(model.pipeline.encode_pairs, pairs))
-        scores = await _relevances(model, pairs)
+        scores, num_tokens = await _relevances(server, model, list(zip(first, second, strict=True)))
     else:
         num_tokens = sum(map(len, await server.in_thread(model.pipeline.encoded, [*first, *second])))
         vectors = np.asarray(await model.worker.join(lambda texts: list(model.pipeline(texts)), [*first, *second]))
@@ -202,8 +199,9 @@ async def score(server: Server, request: schema.ScoreRequest) -> schema.Json:
     return {**head, "data": data, "usage": schema.usage(num_tokens, 0)}
 
 
-async def _relevances(model: ServedModel, pairs: list[Any]) -> list[float]:
-    """Return how well the texts of pairs fit, from 0 to 1."""
+async def _relevances(server: Server, model: ServedModel, pairs: list[Any]) -> tuple[list[float], int]:
+    """Return how well the texts of pairs fit, from 0 to 1, and the number of tokens."""
+    num_tokens = sum(len(ids) for ids, _ in await server.in_thread(model.pipeline.encode_pairs, pairs))
     scores = await model.worker.join(model.pipeline.scores, pairs)
     is_probability = model.pipeline.activation == "sigmoid"
-    return [each if is_probability else 0.5 + 0.5 * math.tanh(0.5 * each) for each in scores]
+    return [each if is_probability else 0.5 + 0.5 * math.tanh(0.5 * each) for each in scores], num_tokens

@@ -184,9 +184,8 @@ class _Answer:
     ) -> None:
         self.model, self.request, self.prompts, self.logprobs = model, request, prompts, logprobs
         if not 1 <= len(prompts) * request.n <= schema.MAX_TEXTS:
-            raise DataError(
-                f"prompt has {len(prompts)} texts and n is {request.n}; expected 1 to {schema.MAX_TEXTS} outputs"
-            )
+            received = f"prompt has {len(prompts)} texts and n is {request.n}"
+            raise DataError(f"{received}; expected 1 to {schema.MAX_TEXTS} outputs")
         if request.ignore_eos:
             settings["min_new_tokens"] = settings.get("max_new_tokens") or model.pipeline.default_max_length
         self.config = model.resolve(settings)
@@ -197,11 +196,8 @@ class _Answer:
             self.config, self.copies = model.resolve({**settings, "num_return_sequences": request.n}), 1
         prefix = "chatcmpl" if isinstance(request, schema.ChatRequest) else "cmpl"
         self.processors: list[LogitsProcessor] = []
-        self.head: schema.Json = {
-            "id": f"{prefix}-{secrets.token_hex(12)}",
-            "created": int(time.time()),
-            "model": model.name,
-        }
+        self.head: schema.Json = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time())}
+        self.head["model"] = model.name
         self.num_prompt_tokens = 0
         self.sent: dict[int, int] = {}  # characters of each choice in a stream
         self.has_begun = False

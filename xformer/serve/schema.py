@@ -79,10 +79,10 @@ def _with_fields(base: Any, fields: Sequence[Any]) -> Any:
     return msgspec.defstruct(f"{base.__name__}Fields", fields, bases=(base,), kw_only=True)
 
 
-def _ignoring(base: Any, *names: str) -> Any:
+def _ignoring(base: Any, names: str) -> Any:
     """Return a base class with further fields that have no effect."""
-    fields = [(name, Annotated[Any, about("Accepted without effect.")], None) for name in names]
-    namespace = {"without_effect": (*base.without_effect, *names)}
+    fields = [(name, Annotated[Any, about("Accepted without effect.")], None) for name in names.split()]
+    namespace = {"without_effect": (*base.without_effect, *names.split())}
     return msgspec.defstruct(f"{base.__name__}Ignoring", fields, bases=(base,), kw_only=True, namespace=namespace)
 
 
@@ -189,10 +189,9 @@ class LayersRequest(_ShownRequest, kw_only=True):
 
 
 _Times = Literal["word", "segment"]
-_IGNORED_SPEECH = (
-    *("chunking_strategy", "hotwords", "include", "keywords", "known_speaker_names", "known_speaker_references"),
-    *("languages", "prompt"),
-)
+_IGNORED_SPEECH = """
+chunking_strategy hotwords include keywords known_speaker_names known_speaker_references languages prompt
+"""
 
 
 class ClassifyRequest(_Request, kw_only=True):
@@ -210,7 +209,7 @@ class RerankRequest(_Request, kw_only=True):
     return_documents: Annotated[bool, about("Return the texts of the documents, too.")] = False
 
 
-class EmbeddingsRequest(_ignoring(_Request, "input_type", "user"), kw_only=True):  # type: ignore[misc, call-arg]
+class EmbeddingsRequest(_ignoring(_Request, "input_type user"), kw_only=True):  # type: ignore[misc, call-arg]
     """Texts to compute vectors of (OpenAI-compatible)."""
 
     input: Annotated[str | list[str | int | list[int]], about("A text, token ids, or a list of either.")]
@@ -218,7 +217,7 @@ class EmbeddingsRequest(_ignoring(_Request, "input_type", "user"), kw_only=True)
     dimensions: Annotated[int, about("Features of a vector to keep, at most those of the model.", ge=1)] | None = None
 
 
-class TranscriptionRequest(_ignoring(_Request, *_IGNORED_SPEECH), kw_only=True):  # type: ignore[misc, call-arg]
+class TranscriptionRequest(_ignoring(_Request, _IGNORED_SPEECH), kw_only=True):  # type: ignore[misc, call-arg]
     """A recording to transcribe or to translate into English (OpenAI-compatible), as a form."""
 
     file: Annotated[bytes, about("The recording: WAV, or a format that soundfile reads, such as MP3, FLAC and Ogg.")]
@@ -235,16 +234,16 @@ class StreamOptions(Struct, frozen=True):
     include_usage: bool = False
 
 
-_IGNORED = (
-    *("best_of", "suffix", "audio", "function_call", "functions", "metadata", "modalities", "moderation"),
-    *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort"),
-    *("safety_identifier", "service_tier", "store", "user", "verbosity", "web_search_options"),
-    # Of vLLM and llama.cpp.
-    *("add_special_tokens", "cache_prompt", "cache_salt", "chat_template", "documents", "guided_decoding_backend"),
-    *("guided_whitespace_pattern", "id_slot", "include_reasoning", "include_stop_str_in_output", "mm_processor_kwargs"),
-    *("priority", "request_id", "return_tokens_as_token_ids", "skip_special_tokens", "spaces_between_special_tokens"),
-    *("timings_per_token", "truncate_prompt_tokens"),
-)
+# Of OpenAI; then of vLLM and llama.cpp.
+_IGNORED = """
+best_of suffix audio function_call functions metadata modalities moderation prediction prompt_cache_key
+prompt_cache_options prompt_cache_retention reasoning_effort safety_identifier service_tier store user verbosity
+web_search_options
+
+add_special_tokens cache_prompt cache_salt chat_template documents guided_decoding_backend guided_whitespace_pattern
+id_slot include_reasoning include_stop_str_in_output mm_processor_kwargs priority request_id return_tokens_as_token_ids
+skip_special_tokens spaces_between_special_tokens timings_per_token truncate_prompt_tokens
+"""
 
 
 class StructuredOutputs(Struct):
@@ -257,7 +256,7 @@ class StructuredOutputs(Struct):
     json_object: bool | None = None
 
 
-class _OpenAIRequest(_ignoring(_with_fields(_Steered, _STOP), *_IGNORED), kw_only=True):  # type: ignore[misc, call-arg]
+class _OpenAIRequest(_ignoring(_with_fields(_Steered, _STOP), _IGNORED), kw_only=True):  # type: ignore[misc, call-arg]
     n: Annotated[int, about("Outputs for each prompt or chat.", ge=1, le=MAX_TEXTS)] = 1
     stream: Annotated[bool, about("Send the output as it is generated.")] = False
     stream_options: Annotated[StreamOptions, about("include_usage adds the usage.")] = StreamOptions()
@@ -385,14 +384,14 @@ class ScoreRequest(_Request, kw_only=True):
     text_2: Annotated[str | list[str], about("A text, or a list of texts.")]
 
 
-_IGNORED_RESPONSE = (
-    *("access_programs", "background_options", "context_management", "image", "max_tool_calls", "metadata"),
-    *("moderation", "prompt", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning"),
-    *("safety_identifier", "service_tier", "store", "stream_options", "truncation", "user"),
-)
+_IGNORED_RESPONSE = """
+access_programs background_options context_management image max_tool_calls metadata moderation prompt prompt_cache_key
+prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier store stream_options truncation
+user
+"""
 
 
-class ResponseRequest(_ignoring(_with_fields(_Steered, _STOP), *_IGNORED_RESPONSE), kw_only=True):  # type: ignore[misc, call-arg]
+class ResponseRequest(_ignoring(_with_fields(_Steered, _STOP), _IGNORED_RESPONSE), kw_only=True):  # type: ignore[misc, call-arg]
     """A chat to answer (OpenAI-compatible), with any field of `GenerationConfig`."""
 
     input: Annotated[str | list[Json], about("A text, or messages, calls of functions and their outputs.")]

@@ -53,10 +53,8 @@ class ParallelCorpus:
 
     def __post_init__(self) -> None:
         if len(self.source) != len(self.target):
-            raise DataError(
-                f"source has {len(self.source)} lines and target {len(self.target)}; "
-                "expected one target for each source"
-            )
+            received = f"source has {len(self.source)} lines and target {len(self.target)}"
+            raise DataError(f"{received}; expected one target for each source")
         if self.line_numbers and len(self.line_numbers) != len(self.source):
             raise DataError(
                 f"got {len(self.line_numbers)} line numbers for {len(self.source)} pairs; expected one each"
@@ -116,10 +114,8 @@ def iter_lines(
         is_cut = len(raw) > max_bytes and not raw.endswith(b"\n")
         line = "" if is_cut else _decode(raw.removesuffix(b"\n").removesuffix(b"\r"), name, number)
         if is_cut or len(line) > max_characters:
-            raise DataError(
-                f"{name} line {number} has more than {max_characters} characters; "
-                "expected one sentence per line; split the line"
-            )
+            received = f"{name} line {number} has more than {max_characters} characters"
+            raise DataError(f"{received}; expected one sentence per line; split the line")
         yield line
 
 
@@ -342,10 +338,8 @@ def _read_chunks(names: tuple[str, str], max_characters: int) -> Iterator[Parall
                     raise is_empty(name)
             if counts[0] != counts[1]:
                 counts = [count + sum(1 for _ in reader) for count, reader in zip(counts, readers, strict=True)]
-                raise DataError(
-                    f"{names[0]} has {counts[0]} lines and {names[1]} has {counts[1]}; "
-                    "expected the same number: line n of one translates line n of the other"
-                )
+                received = f"{names[0]} has {counts[0]} lines and {names[1]} has {counts[1]}"
+                raise DataError(f"{received}; expected the same number: line n of one translates line n of the other")
             if not lines[0]:
                 return
             yield ParallelCorpus(lines[0], lines[1], 0, range(first, counts[0] + 1), names)

@@ -160,8 +160,6 @@ def _reference_streams(hypotheses: Sequence[str], references: References) -> lis
     for stream in references:
         check_texts(stream, "references")
         if len(stream) != len(hypotheses):
-            raise DataError(
-                f"got {len(hypotheses)} hypotheses and {len(stream)} references; "
-                "expected one reference line for each hypothesis"
-            )
+            received = f"got {len(hypotheses)} hypotheses and {len(stream)} references"
+            raise DataError(f"{received}; expected one reference line for each hypothesis")
     return [list(stream) for stream in references]

@@ -105,17 +105,12 @@ def _attend(
     return output
 
 
-_ATTENTION: dict[str, Any] = {"backend": "cupy", "vjp": None, "dtypes": ("float16", "bfloat16", "float32")}
+_ATTENTION: dict[str, Any] = {"backend": "cupy", "vjp": None, "dtypes": FLOATS[:3]}
+_CACHED: dict[str, Any] = {"forward": _cached_forward, "why_not": _cached_why_not, **_ATTENTION}
 KERNELS = [
     # Sums round differently, so that a neighbor may be drawn: of a number at the border of two tokens.
     Kernel("cupy.choose", "choose", "cupy", _choose_forward, None, dtypes=FLOATS, why_not=why_not, tolerance=1e-2),
     Kernel("cupy.few_queries", "attention", forward=_attention_forward, why_not=_attention_why_not, **_ATTENTION),
-    Kernel(  # compared as cupy.few_queries: random positions would be none of the cache
-        "cupy.cached_attention",
-        "cached_attention",
-        forward=_cached_forward,
-        why_not=_cached_why_not,
-        tolerance=math.inf,
-        **_ATTENTION,
-    ),
+    # Compared as cupy.few_queries: random positions would be none of the cache.
+    Kernel("cupy.cached_attention", "cached_attention", tolerance=math.inf, **_CACHED),
 ]

@@ -14,14 +14,7 @@ from xformer.backends import dtype_name
 from xformer.kernels.cupy import calls, cublas, cublaslt, launch
 from xformer.kernels.cupy.cublas import batched_product
 from xformer.kernels.cupy.elementwise import activation_forward, activation_vjp, map_elements
-from xformer.kernels.cupy.launch import (
-    FLOATS,
-    contiguous,
-    dtype_names,
-    empty,
-    grid_for_rows,
-    why_not,
-)
+from xformer.kernels.cupy.launch import FLOATS, contiguous, dtype_names, empty, grid_for_rows, why_not
 from xformer.kernels.cupy.rows import column_sums
 from xformer.native import is_reproducible
 from xformer.ops.linear import affine_functions
@@ -126,12 +119,8 @@ def _joined(arrays: Any) -> Any:
     place = cublas.pointer(arrays[0])
     first = (place - cublas.pointer(base)) // base.itemsize
     for each in arrays:
-        if (
-            each.base is None
-            or each.dtype != base.dtype
-            or each.strides != base.strides
-            or cublas.pointer(each) != place
-        ):
+        is_alike = each.base is not None and (each.dtype, each.strides) == (base.dtype, base.strides)
+        if not is_alike or cublas.pointer(each) != place:
             return None
         place += each.shape[-1] * each.itemsize
     return base[..., first : first + size]
