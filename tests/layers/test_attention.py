@@ -307,7 +307,9 @@ def test_rows_sharing_a_memory_equal_rows_with_their_own(xp):
     with raises_line(ShapeError, "the cache is empty"):
         layer.attend(x, KVCache())
     cache = KVCache(*layer.keys_and_values(memory))
-    message = r"query has shape \({}\) .*; expected \(rows, queries, d_model\) with a multiple of the 2 rows of the cache"
+    message = (
+        r"query has shape \({}\) .*; expected \(rows, queries, d_model\) with a multiple of the 2 rows of the cache"
+    )
     with raises_line(ShapeError, message.format("5, 2, 8")):
         layer.attend(x[:5, :, :], cache)
     with raises_line(ShapeError, message.format("2, 8")):
@@ -316,7 +318,7 @@ def test_rows_sharing_a_memory_equal_rows_with_their_own(xp):
 
 def test_a_cache_rejects_other_shapes():
     store = KVCache(*(np.zeros((3, 2, 5, 4), "float32") for _ in range(2)))
-    with pytest.raises(ShapeError, match=r"shape \(1, 2, 1, 4\); expected \(3, 2, new tokens, 4\)"):
+    with pytest.raises(ShapeError, match=r"shape \(1, 2, 1, 4\) .*; expected \(3, 2, new tokens, 4\)"):
         store.append(*(np.zeros((1, 2, 1, 4), "float32") for _ in range(2)))
     key, _ = store.append(*(np.ones((3, 2, 1, 4), "float64") for _ in range(2)))
     assert key.dtype == "float64"

@@ -319,15 +319,12 @@ class GenerationBatch:
             # The last token predicts nothing unless eos follows.
             targets = [[*self.start, *each.tokens][: len(each.tokens) + int(each.has_eos)] for each in hypotheses]
             penalties = coverage_penalties(self.model, sources, targets, weight)
-        return [
-            Hypothesis(
-                each.tokens[len(each.tokens) - self.lengths.output_length(each.input_index, len(each.tokens)) :],
-                each.log_probability,
-                self.score_bound(each) + penalty,
-                each.finished,
-            )
-            for each, penalty in zip(hypotheses, penalties, strict=True)
-        ]
+        found = []
+        for each, penalty in zip(hypotheses, penalties, strict=True):
+            start = len(each.tokens) - self.lengths.output_length(each.input_index, len(each.tokens))
+            score = self.score_bound(each) + penalty
+            found.append(Hypothesis(each.tokens[start:], each.log_probability, score, each.finished))
+        return found
 
     def no_token_error(self, index: int, length: int) -> DataError:
         """Return the error for a row of input `index` whose next token has no finite score."""

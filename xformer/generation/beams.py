@@ -177,17 +177,10 @@ class InputBeams:
     def __init__(self, batch: GenerationBatch, index: int) -> None:
         config, self.maximum = batch.config, batch.lengths.ranges[index].maximum
         self.batch, self.index = batch, index
-        self.groups = [
-            BeamGroup(
-                config.group_size,
-                config.num_return_sequences,
-                batch.length_penalty(index, self.maximum + 1),
-                # The first group is free of the diversity penalty, so it contains greedy search.
-                beams=[Beam(0.0, index, is_greedy=config.keep_greedy and number == 0)],
-                early_stopping=config.early_stopping,
-            )
-            for number in range(config.num_beam_groups)
-        ]
+        settings = config.group_size, config.num_return_sequences, batch.length_penalty(index, self.maximum + 1)
+        # The first group is free of the diversity penalty, so it contains greedy search.
+        first = [Beam(0.0, index, is_greedy=config.keep_greedy and i == 0) for i in range(config.num_beam_groups)]
+        self.groups = [BeamGroup(*settings, [beam], config.early_stopping) for beam in first]
 
     @property
     def is_done(self) -> bool:

@@ -28,13 +28,8 @@ def native_kernel(
     operation: str, forward: Callable[..., Any], vjp: Callable[..., Any] | None, **options: Any
 ) -> Kernel:
     """Return a kernel for float32 arrays; the options are fields of `Kernel`."""
-    defaults: dict[str, Any] = {
-        "dtypes": ("float32",),
-        "needs_plain_arrays": True,
-        "disabled_by": "no-native",
-        "is_recordable": True,
-    }
-    return Kernel(f"native.{operation}", operation, "numpy", forward, vjp, **(defaults | options))
+    options = {"dtypes": ("float32",), "disabled_by": "no-native", "is_recordable": True, **options}
+    return Kernel(f"native.{operation}", operation, "numpy", forward, vjp, needs_plain_arrays=True, **options)
 
 
 def rows_of(x: Any) -> Any:

@@ -225,12 +225,8 @@ class BaseModel(Module):
     def _save_merged(self, path: str | os.PathLike[str]) -> None:
         """Write what `save` writes for `merge_lora(model)`, and compute a weight at a time, to save memory."""
         is_dense = any(isinstance(weight, LoraWeight | BlockWeight) for weight in inference_weights(self))
-        metadata = {
-            "format": "xformer",
-            "model": type(self).__name__,
-            "config": json.dumps(self.config.to_dict()),
-            "dtype": dtype_name(self._parameter.dtype),
-        }
+        config, dtype = json.dumps(self.config.to_dict()), dtype_name(self._parameter.dtype)
+        metadata = {"format": "xformer", "model": type(self).__name__, "config": config, "dtype": dtype}
         if not is_dense and (quantized := quantized_dtype(self)):
             metadata["quantized"] = quantized
         save_arrays(path, dense_arrays(self) if is_dense else dict(unpack(self).named_arrays()), metadata)

@@ -186,24 +186,18 @@ class LayerFactory:
 
     def relative_bias(self, *, bidirectional: bool) -> layers.RelativeBias:
         """Make the bias of relative positions of T5; arguments are those of `relative_positions`."""
-        c = self.config
-        return layers.RelativeBias(
-            c.num_heads,
-            bidirectional=bidirectional,
-            num_buckets=c.relative_buckets,
-            max_distance=c.relative_max_distance,
-            init=self.init,
-        )
+        return layers.RelativeBias(self.config.num_heads, bidirectional=bidirectional, **self._buckets())
 
     def relative_embedding(self) -> layers.RelativeEmbedding | None:
         """Make the vectors of distances for disentangled attention; None if the configuration has other positions."""
         c: Any = self.config
         if c.positions != "disentangled":
             return None
-        buckets, distance = c.relative_buckets, c.relative_max_distance
-        return layers.RelativeEmbedding(
-            c.d_model, self.norm(), num_buckets=buckets, max_distance=distance, init=self.init
-        )
+        return layers.RelativeEmbedding(c.d_model, self.norm(), **self._buckets())
+
+    def _buckets(self) -> dict[str, Any]:
+        c = self.config
+        return {"num_buckets": c.relative_buckets, "max_distance": c.relative_max_distance, "init": self.init}
 
     def local_positions(self) -> RelativePositions | None:
         """Make the rotary positions of layers with a window, if those have other wavelengths; else None."""

@@ -350,9 +350,6 @@ def _pooler(make: LayerFactory, config: EncoderConfig | ImageEncoderConfig) -> P
 
 def _masked_lm_head(make: LayerFactory, config: EncoderConfig) -> MaskedLMHead:
     features = config.embedding_dim or config.d_model
-    return MaskedLMHead(
-        linear=Linear(config.d_model, features, bias=config.head_bias, init=make.init),
-        norm=make.norm(features),
-        bias=make.init.zeros((config.vocab_size,)),
-        activation=config.masked_lm_activation,
-    )
+    linear = Linear(config.d_model, features, bias=config.head_bias, init=make.init)
+    bias = make.init.zeros((config.vocab_size,))
+    return MaskedLMHead(linear, make.norm(features), bias, config.masked_lm_activation)

@@ -65,28 +65,21 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
             candidates.append(job)
         yield searches
         (outputs,) = yield from task
-        outputs = [
-            each._replace(
-                text="".join(token.text for token in before) + each.text,
-                tokens=[*forced, *each.tokens],
-                logprobs=[*before, *(each.logprobs or ())],
-            )
-            for each in outputs
-        ]
+        chosen = [*forced, *outputs[0].tokens]
+        start_text, shown = "".join(token.text for token in before), []
+        for each in outputs:
+            found = msgspec.structs.asdict(text_output(each._replace(text=start_text + each.text)))
+            tokens = [output_token(token) for token in (*before, *(each.logprobs or ()))]
+            shown.append(schema.ExploredOutput(**found, tokens=tokens))
         return schema.Exploration(
             model=model.name,
             task=model.pipeline.task,
             method="beam" if history.steps else config.method,
             source=source,
-            outputs=[
-                schema.ExploredOutput(
-                    **msgspec.structs.asdict(text_output(each)), tokens=[*map(output_token, each.logprobs or ())]
-                )
-                for each in outputs
-            ],
-            alignment=_alignment(model, ids[0], outputs[0].tokens),
+            outputs=shown,
+            alignment=_alignment(model, ids[0], chosen),
             beam=_beam(model, history) if history.steps else None,
-            usage=schema.usage(len(prompt), len(outputs[0].tokens)),
+            usage=schema.usage(len(prompt), len(chosen)),
             seconds=time.monotonic() - start,
         )
 

@@ -167,12 +167,8 @@ async def rerank(server: Server, request: schema.RerankRequest) -> schema.Rerank
     pairs = [(request.query, document) for document in documents]
     scores, num_tokens = await _relevances(server, model, pairs)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
-    results = [
-        schema.Relevance(
-            index, scores[index], schema.Document(documents[index]) if request.return_documents else msgspec.UNSET
-        )
-        for index in order
-    ]
+    shown = [schema.Document(each) if request.return_documents else msgspec.UNSET for each in documents]
+    results = [schema.Relevance(index, scores[index], shown[index]) for index in order]
     return schema.Rerank(f"rerank-{secrets.token_hex(12)}", model.name, results, schema.usage(num_tokens, 0))
 
 

@@ -499,12 +499,8 @@ def _end_of_text(text: str) -> int:
 
 
 def _chat_logprobs(tokens: Sequence[Token]) -> schema.ChatLogprobs:
-    return schema.ChatLogprobs(
-        [
-            schema.TokenLogprob(*_logprob(token), [schema.Logprob(*_logprob(each)) for each in token.alternatives])
-            for token in tokens
-        ]
-    )
+    pairs = [(_logprob(token), [schema.Logprob(*_logprob(each)) for each in token.alternatives]) for token in tokens]
+    return schema.ChatLogprobs([schema.TokenLogprob(*own, others) for own, others in pairs])
 
 
 def _logprob(token: Token) -> tuple[str, float, list[int]]:

@@ -67,11 +67,8 @@ def _messages(items: Sequence[schema.Json]) -> list[schema.Json]:
         if kind == "message":
             messages.append({"role": item.get("role"), "content": item.get("content")})
         elif kind == "function_call":
-            call = {
-                "id": item.get("call_id"),
-                "type": "function",
-                "function": {k: item.get(k) for k in ("name", "arguments")},
-            }
+            function = {key: item.get(key) for key in ("name", "arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             messages[-1].setdefault("tool_calls", []).append(call)

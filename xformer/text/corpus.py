@@ -65,14 +65,9 @@ class ParallelCorpus:
 
     def select(self, indices: Sequence[int]) -> ParallelCorpus:
         """Return the pairs at `indices` (from 0), with their line numbers; all others count as dropped."""
-        numbers = self.line_numbers or range(1, len(self) + 1)
-        return ParallelCorpus(
-            [self.source[index] for index in indices],
-            [self.target[index] for index in indices],
-            self.num_dropped + len(self) - len(indices),
-            [numbers[index] for index in indices],
-            self.names,
-        )
+        columns: Any = self.source, self.target, self.line_numbers or range(1, len(self) + 1)
+        source, target, numbers = ([column[index] for index in indices] for column in columns)
+        return ParallelCorpus(source, target, self.num_dropped + len(self) - len(indices), numbers, self.names)
 
 
 def one_line(text: str) -> str:

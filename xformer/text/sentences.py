@@ -10,8 +10,9 @@ summary than two sentences in one.
 from __future__ import annotations
 
 import functools
+import json
 import re
-from operator import itemgetter
+from pathlib import Path
 
 from xformer.errors import ConfigError, DataError
 
@@ -29,45 +30,7 @@ _DIGIT, _LETTER = r"[\d¹²³⁰⁴-⁹₀-₉①-⑨]", r"[^\W\d_]"
 
 # Abbreviations that never end a sentence, do not before a number, or may (the following word decides); and words that,
 # with a capital, begin a sentence.
-_WORDS = {
-    "en": {
-        "never": (
-            "mr mrs ms dr prof rev hon gen col lt sgt capt sen rep gov st mt e.g i.e cf vs viz approx "
-            "fig figs eq eqs eqn resp esp incl excl et yahoo!"
-        ),
-        "before_number": (
-            "no nos p pp vol vols sec secs sect ch chap chapt tab ca max min jan feb mar apr jun jul aug sep sept oct "
-            "nov dec"
-        ),
-        "open": "etc al inc ltd co corp bros jr sr dept univ assn est a.m p.m ibid",
-        "starters": (
-            "the this that these those there here it its he his she her they their we our i my you your who what which "
-            "when where why how while if as at by for from in on to with without within after before since until "
-            "during despite unlike through among under over about although though because however moreover furthermore "
-            "nevertheless nonetheless additionally also besides therefore thus hence consequently then finally first "
-            "firstly second secondly third lastly next later recently currently today specifically particularly "
-            "instead similarly overall meanwhile yet and but or so nor another other others many most more much some "
-            "several few such both all any each every either neither no not only even still just once given using "
-            "based compared a an one two three experiments experimental results"
-        ),
-    },
-    "de": {
-        "never": (
-            "hr fr dr prof dipl ing mag hl st nr vgl bzw ca z.b d.h z.t u.u v.a s.o s.u sog evtl ggf inkl exkl einschl "
-            "abb abs bd bde kap aufl hrsg geb gest verh tel zzt bspw insb resp dgl vs"
-        ),
-        "before_number": "s art tab anm max min mind jan feb mär apr jun jul aug sep sept okt nov dez",
-        "open": "usw etc al u.a o.ä u.ä mio mrd tsd std str jh co gmbh v.chr n.chr i.d.r m.e a.d uvm",
-        "starters": (
-            "der die das den dem des ein eine einen einem einer eines es er sie wir ich ihr ihre ihr sein seine mein "
-            "meine unser unsere man in im an am auf aus bei beim mit nach von vom vor zu zum zur für über unter durch "
-            "gegen ohne um seit bis während trotz wegen dies diese dieser dieses diesem diesen jeder jede jedes als "
-            "wenn weil da dann danach dort hier so auch aber doch und oder denn nun jedoch dabei dagegen daher "
-            "deshalb dennoch trotzdem außerdem zudem ferner schließlich zunächst nachdem obwohl nur noch schon alle "
-            "viele einige manche beide andere was wer wie wo warum wann welche welcher nicht kein keine heute gestern"
-        ),
-    },
-}
+_WORDS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 
 @functools.cache
@@ -76,12 +39,12 @@ def _rules(language: str) -> tuple[re.Pattern[str], set[str]]:
 
     The pattern is for two words, the stop, ")" for what closes, a space and the next word, in lower case.
     """
-    opening = rf"[{re.escape(_OPENING)}]*"
+    opening, words = rf"[{re.escape(_OPENING)}]*", {key: " ".join(lines) for key, lines in _WORDS[language].items()}
     never, before_number, open = (
-        re.escape(words).replace(r"\ ", "|").replace(r"\.", rf"\.(?:\ {opening})?")  # "e.g." and "e. g."
-        for words in itemgetter("never", "before_number", "open")(_WORDS[language])
+        re.escape(words[name]).replace(r"\ ", "|").replace(r"\.", rf"\.(?:\ {opening})?")  # "e.g." and "e. g."
+        for name in ("never", "before_number", "open")
     )
-    starters = _WORDS[language]["starters"].split()
+    starters = words["starters"].split()
     ordinals = rf"{_DIGIT}{{1,3}}" if language == "de" else "(?!)"  # "3." means "third"
     # "J.-P", "U.S", "a.m", "Ph.D": one or two letters between stops; or a single letter.
     initials = rf"(?:{_LETTER}{{1,2}}\.-?)+{_LETTER}{{1,2}}|(?P<letter>{_LETTER})"
