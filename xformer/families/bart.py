@@ -10,20 +10,17 @@ from typing import Any
 
 from xformer.families.layouts import affine, attention, feed_forward, linear, same, single_row, skip_rows, transposed
 from xformer.families.table import Column, Key, Table, Tensors, register_tables
-from xformer.families.values import activation, read_decoder_ids, tied, write_decoder_ids
+from xformer.families.values import activation, named, read_decoder_ids, tied, write_decoder_ids
 from xformer.models import SpeechTransformer, SpeechTransformerConfig, Transformer, TransformerConfig
 
 # What Whisper has, too
 _SHARED = Table(
     model_type="",
     config_class=TransformerConfig,
-    keys={
-        "num_encoder_layers": Key("encoder_layers"),
-        "num_decoder_layers": Key("decoder_layers"),
-        "d_model": Key("d_model"),
-        "num_heads": Key("encoder_attention_heads"),
-        "d_ff": Key("encoder_ffn_dim"),
-    },
+    keys=named(
+        "num_encoder_layers:encoder_layers num_decoder_layers:decoder_layers d_model num_heads:encoder_attention_heads "
+        "d_ff:encoder_ffn_dim"
+    ),
     columns=(
         activation("activation_function", "gelu"),
         Column(lambda reader, fields: read_decoder_ids(reader), write_decoder_ids),
@@ -54,8 +51,7 @@ def _table(model_type: str, architecture: str, **fields: Any) -> Table:
         model_type,
         architecture,
         keys={
-            "source_vocab_size": Key("vocab_size"),
-            "max_positions": Key("max_position_embeddings"),
+            **named("source_vocab_size:vocab_size max_positions:max_position_embeddings"),
             "scale_embeddings": Key("scale_embedding", model_type == "m2m_100"),
             **_SHARED.keys,
             **(embeddings if model_type == "marian" else {}),

@@ -16,7 +16,7 @@ from xformer.errors import ConfigError
 from xformer.families.config_reader import REQUIRED, ConfigReader
 from xformer.families.layouts import affine, attention, feed_forward, linear, same, skip_rows
 from xformer.families.table import Column, Key, Table, Tensors, register_tables
-from xformer.families.values import LABELS, SIZES, activation, has_tensor, read_special_ids, sizes, write_special_ids
+from xformer.families.values import LABELS, activation, has_tensor, named, read_special_ids, sizes, write_special_ids
 from xformer.models import Encoder, EncoderConfig
 
 _TYPES = {"num_token_types": Key("type_vocab_size", 2)}
@@ -298,18 +298,16 @@ register_encoder(_MPNET, _mpnet_tensors, _tied("mpnet"))
 
 # --- DistilBERT -------------------------------------------------------------------------------------------------------
 
+_DISTIL_SIZES = (
+    "vocab_size num_layers:n_layers,num_hidden_layers d_model:dim,hidden_size num_heads:n_heads,num_attention_heads "
+    "d_ff:hidden_dim max_positions:max_position_embeddings"
+)
 _DISTIL_NAMES = "q_lin k_lin v_lin out_lin", "sa_layer_norm output_layer_norm", "ffn.lin1 ffn.lin2"
 register_encoder(
     EncoderTable(
         model_type="distilbert",
         architecture="DistilBert",
-        keys={
-            **SIZES,
-            "num_layers": Key("n_layers num_hidden_layers"),
-            "d_model": Key("dim hidden_size"),
-            "num_heads": Key("n_heads num_attention_heads"),
-            "d_ff": Key("hidden_dim"),
-        },
+        keys=named(_DISTIL_SIZES),
         activation=activation("activation", "gelu"),
         pooler=("relu", "pre_classifier.weight"),
         masked_lm=("vocab_transform.weight",),

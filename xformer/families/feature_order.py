@@ -8,20 +8,12 @@ from xformer.backends import array_namespace, device
 from xformer.models.base import BaseModel
 from xformer.tree import replace
 
-# {ending of a parameter's name: its axis of residual features}
-_AXES = {
-    "embedding.weight": 1,
-    "norm.weight": 0,
-    "norm.bias": 0,
-    **{f"attention.{part}.weight": 0 for part in ("query", "key", "value")},
-    "attention.output.weight": 1,
-    "attention.output.bias": 0,
-    "feed_forward.gate.weight": 0,
-    "feed_forward.up.weight": 0,
-    "feed_forward.down.weight": 1,
-    "feed_forward.down.bias": 0,
-    "positions.weight": 1,
-}
+# Endings of the names of parameters whose first axis has the residual features, and of those whose second one has them
+_FIRST = """
+norm.weight norm.bias attention.query.weight attention.key.weight attention.value.weight attention.output.bias
+feed_forward.gate.weight feed_forward.up.weight feed_forward.down.bias
+"""
+_SECOND = "embedding.weight attention.output.weight feed_forward.down.weight positions.weight"
 
 
 def with_separate_halves(model: BaseModel) -> BaseModel:
@@ -48,4 +40,4 @@ def _feature_axis(name: str) -> int | None:
     """Return the axis of residual features of a parameter; None if it has none."""
     if name == "output.weight":  # of the model; that of attention ends the same way
         return 0
-    return next((axis for ending, axis in _AXES.items() if name.endswith(ending)), None)
+    return next((axis for axis, ends in enumerate((_FIRST, _SECOND)) if name.endswith(tuple(ends.split()))), None)

@@ -21,11 +21,12 @@ from xformer.families.layouts import (
     skip_rows,
 )
 from xformer.families.table import Column, Key, Tensors
-from xformer.families.values import SIZES, activation, rope, sizes, write_rope
+from xformer.families.values import SIZES, activation, named, rope, sizes, write_rope
 from xformer.models import LanguageModelConfig
 
 _OURS = "layers.{i}."
 _NAMES = "dense_h_to_4h dense_4h_to_h"
+_OLD_SIZES = "vocab_size num_layers:n_layer,num_hidden_layers num_heads:n_head,num_attention_heads"
 
 
 def _four_times(fields: dict[str, Any]) -> int:
@@ -39,11 +40,7 @@ register_decoders(
         architecture="GPT2",
         head="LMHeadModel",
         keys={
-            "vocab_size": Key("vocab_size"),
-            "num_layers": Key("n_layer num_hidden_layers"),
-            "d_model": Key("n_embd hidden_size"),
-            "num_heads": Key("n_head num_attention_heads"),
-            "max_positions": Key("n_positions max_position_embeddings"),
+            **named(f"{_OLD_SIZES} d_model:n_embd,hidden_size max_positions:n_positions,max_position_embeddings"),
             "norm_epsilon": Key("layer_norm_epsilon", 1e-5),
             "d_ff": Key("n_inner", _four_times),
         },
@@ -120,10 +117,7 @@ register_decoders(
         model_type="bloom",
         architecture="Bloom",
         keys={
-            "vocab_size": Key("vocab_size"),
-            "num_layers": Key("n_layer num_hidden_layers"),
-            "d_model": Key("hidden_size n_embed"),
-            "num_heads": Key("n_head num_attention_heads"),
+            **named(f"{_OLD_SIZES} d_model:hidden_size,n_embed"),
             "max_positions": Key("seq_length", 2048),
             "norm_epsilon": Key("layer_norm_epsilon", 1e-5),
         },
@@ -224,9 +218,9 @@ register_decoders(
         architecture="Falcon",
         keys={
             **sizes("layer_norm_epsilon", 1e-5, 2048),
-            "num_layers": Key("num_hidden_layers n_layer"),
-            "d_model": Key("hidden_size n_embed"),
-            "num_heads": Key("num_attention_heads n_head"),
+            **named(
+                "num_layers:num_hidden_layers,n_layer d_model:hidden_size,n_embed num_heads:num_attention_heads,n_head"
+            ),
             "attention_bias": Key("bias", False),
             "d_ff": Key("ffn_hidden_size", _four_times),
         },

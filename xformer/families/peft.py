@@ -198,11 +198,9 @@ def _setting(path: Path, config: dict[str, Any], name: str, pattern: str, tensor
 def _family(model: BaseModel, model_type: str | None) -> Family:
     name = model.model_type if model_type is None else model_type
     if name not in FAMILIES:
-        raise ConfigError(
-            f"model_type is {name!r}, as the model was not loaded from a checkpoint; expected that of the base model"
-            if name is None
-            else f"model_type is {name!r}; {nearest_hint(str(name), sorted(FAMILIES))}"
-        )
+        of_base = ", as the model was not loaded from a checkpoint; expected that of the base model"
+        hint = of_base if name is None else f"; {nearest_hint(str(name), sorted(FAMILIES))}"
+        raise ConfigError(f"model_type is {name!r}{hint}")
     return FAMILIES[name]
 
 

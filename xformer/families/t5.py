@@ -8,7 +8,7 @@ from xformer.errors import check_choice
 from xformer.families.config_reader import ConfigReader
 from xformer.families.layouts import attention, feed_forward, same, transposed
 from xformer.families.table import Column, Key, Table, Tensors, register_tables
-from xformer.families.values import read_decoder_ids, write_decoder_ids
+from xformer.families.values import named, read_decoder_ids, write_decoder_ids
 from xformer.models import Transformer, TransformerConfig
 from xformer.models.config import GATED
 
@@ -73,12 +73,8 @@ _T5 = Table(
     architecture="T5ForConditionalGeneration",
     config_class=TransformerConfig,
     keys={
-        "source_vocab_size": Key("vocab_size"),
-        "num_encoder_layers": Key("num_layers"),
+        **named("source_vocab_size:vocab_size num_encoder_layers:num_layers d_model num_heads d_ff"),
         "num_decoder_layers": Key("num_decoder_layers", lambda fields: fields["num_encoder_layers"]),
-        "d_model": Key("d_model"),
-        "num_heads": Key("num_heads"),
-        "d_ff": Key("d_ff"),
         "head_dim": Key("d_kv", write=lambda config: config.features_per_head),
         "norm_epsilon": Key("layer_norm_epsilon", 1e-6),
         "relative_buckets": Key("relative_attention_num_buckets", 32),

@@ -11,16 +11,8 @@ from xformer.families.table import Column, Key
 from xformer.models import EncoderConfig, ImageEncoderConfig, LanguageModelConfig, ModelConfig, TransformerConfig
 from xformer.models.config import GATED, LAYER_TYPES, PROBLEM_TYPES
 
-_ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-    "relu2": "relu_squared",
-    "quick_gelu": "quick_gelu",
-}
+_ACTIVATIONS = {name: name for name in ("relu", "gelu", "silu", "quick_gelu")}
+_ACTIVATIONS |= {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu", "relu2": "relu_squared"}
 # The first name of each
 ACTIVATION_NAMES = {function: name for name, function in reversed(_ACTIVATIONS.items())}
 # Types whose embedding is not the output matrix unless tie_word_embeddings says so
@@ -34,14 +26,17 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "su")  # the l
 
 # --- Sizes and heads --------------------------------------------------------------------------------------------------
 
-SIZES = {
-    "vocab_size": Key("vocab_size"),
-    "num_layers": Key("num_hidden_layers"),
-    "d_model": Key("hidden_size"),
-    "num_heads": Key("num_attention_heads"),
-    "d_ff": Key("intermediate_size"),
-    "max_positions": Key("max_position_embeddings"),
-}
+
+def named(fields: str) -> dict[str, Key]:
+    """Return required keys from "FIELD:KEY,OLD_KEY ...", or only FIELD for a key of this name."""
+    pairs = (each.partition(":") for each in fields.split())
+    return {field: Key(keys.replace(",", " ") or field) for field, _, keys in pairs}
+
+
+SIZES = named(
+    "vocab_size num_layers:num_hidden_layers d_model:hidden_size num_heads:num_attention_heads d_ff:intermediate_size "
+    "max_positions:max_position_embeddings"
+)
 
 
 def sizes(epsilon: str, default: float, max_positions: Any = REQUIRED, **defaults: int) -> dict[str, Key]:

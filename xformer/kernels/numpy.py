@@ -79,10 +79,6 @@ class _Heads:
         self.values = _with_columns(value, 1.0, 1.0)
         self.scores = np.empty(query[:, :, :_QUERIES, 0].size * min(self.num_keys, _KEYS), query.dtype)
 
-    def blocks(self) -> Iterator[slice]:
-        """Yield blocks of queries."""
-        return _blocks(self.num_queries, _QUERIES)
-
     def tiles(self, rows: slice, query_bias: Any) -> Iterator[tuple[slice, Any]]:
         """Yield blocks of keys with the scores of a block of queries plus `query_bias`, all in one buffer."""
         queries = _with_columns(self.query[:, :, rows], self.scale, query_bias, 1.0)
@@ -120,7 +116,7 @@ class _Heads:
         """
         max_key_norm = np.sqrt(np.vecdot(self.key, self.key).max(axis=-1, keepdims=True, initial=0.0))
         bounds = np.sqrt(np.vecdot(self.query, self.query)) * (abs(self.scale) * max_key_norm)
-        for rows in self.blocks():
+        for rows in _blocks(self.num_queries, _QUERIES):
             shift = bounds[:, :, rows]
             weighted, total = self.weighted_sums(rows, shift)
             if not total.min(initial=1.0) > np.exp(_MIN_LOG_SUM):
@@ -139,7 +135,7 @@ class _Heads:
         shifts, inverses = statistics
         dkey[...], dvalue[...] = 0.0, 0.0
         buffer = np.empty_like(self.scores)
-        for rows in self.blocks():
+        for rows in _blocks(self.num_queries, _QUERIES):
             query, g_rows = self.query[:, :, rows], g[:, :, rows] * inverses[:, :, rows, None]
             cotangent = _with_columns(g_rows, 1.0, -np.vecdot(g_rows, out[:, :, rows]))
             dquery_rows: Any = 0.0

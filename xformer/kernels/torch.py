@@ -94,28 +94,17 @@ def _adam_forward(
             return updated(arrays), None
     elif grad_scale is not None:
         skip = torch.isnan(grad_scale).to(torch.float32)
+    options: dict[str, Any] = {"lr": step_size / root, "beta1": beta1, "beta2": beta2, "eps": epsilon / root}
+    options |= {"amsgrad": False, "maximize": False}
     steps = torch.full((), _NO_BIAS_CORRECTION, dtype=torch.float32, device=device)
     by_decay = sorted(zip(weight_decay, slots(arrays), strict=True), key=lambda pair: pair[0])
     for rate, group in itertools.groupby(by_decay, key=lambda pair: pair[0]):
         parameters, gradients, exp_avgs, exp_avg_sqs = map(list, zip(*(slot for _, slot in group), strict=True))
         if scale is not None and (skip is not None or scale != 1.0):
             gradients = [gradient * scale for gradient in gradients]
-        torch._fused_adamw_(
-            parameters,
-            [gradient.contiguous() for gradient in gradients],
-            exp_avgs,
-            exp_avg_sqs,
-            [],
-            [steps] * len(parameters),
-            lr=step_size / root,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=rate * bias_correction1 * root,
-            eps=epsilon / root,
-            amsgrad=False,
-            maximize=False,
-            found_inf=skip,
-        )
+        gradients, decay = [gradient.contiguous() for gradient in gradients], rate * bias_correction1 * root
+        state: tuple[Any, ...] = parameters, gradients, exp_avgs, exp_avg_sqs, [], [steps] * len(parameters)
+        torch._fused_adamw_(*state, weight_decay=decay, found_inf=skip, **options)
     return updated(arrays), None
 
 

@@ -51,16 +51,10 @@ class LayerFactory:
         """Make an attention layer, disentangled or not: that of the paper, unless a family of models needs another."""
         c = self.config
         biases = zip(PROJECTIONS, (None, c.key_bias, None, c.attention_output_bias), strict=True)
-        options: dict[str, Any] = {
-            "num_key_value_heads": c.num_key_value_heads,
-            "head_dim": c.head_dim,
-            "bias": [name for name, bias in biases if (c.attention_bias if bias is None else bias)],
-            "norm": self.norm if c.qk_norm else None,
-            "scale": c.attention_scale,
-            "dropout": c.attention_dropout,
-            "window": window,
-            "init": self.init,
-        }
+        bias = [name for name, bias in biases if (c.attention_bias if bias is None else bias)]
+        options: dict[str, Any] = {"num_key_value_heads": c.num_key_value_heads, "head_dim": c.head_dim, "bias": bias}
+        options |= {"norm": self.norm if c.qk_norm else None, "scale": c.attention_scale, "window": window}
+        options |= {"dropout": c.attention_dropout, "init": self.init}
         if not disentangled and not c.qk_norm_all_heads and not c.attention_sinks and c.attention_softcap is None:
             return layers.MultiHeadAttention(c.d_model, c.num_heads, **options)
         cls = layers.DisentangledAttention if disentangled else layers.FamilyAttention
@@ -72,28 +66,19 @@ class LayerFactory:
         c = self.config
         if not c.has_experts(index):
             return self._network(c.d_ff)
-        return layers.MixtureOfExperts(
-            [self._network(c.expert_d_ff or c.d_ff) for _ in range(c.num_experts)],
-            num_experts_per_token=c.num_experts_per_token,
-            normalize=c.normalize_expert_weights,
-            bias=c.router_bias,
-            shared=None if c.shared_expert_d_ff is None else self._network(c.shared_expert_d_ff),
-            init=self.init,
-        )
+        experts = [self._network(c.expert_d_ff or c.d_ff) for _ in range(c.num_experts)]
+        shared = None if c.shared_expert_d_ff is None else self._network(c.shared_expert_d_ff)
+        options: dict[str, Any] = {"normalize": c.normalize_expert_weights, "bias": c.router_bias, "init": self.init}
+        count = c.num_experts_per_token
+        return layers.MixtureOfExperts(experts, num_experts_per_token=count, shared=shared, **options)
 
     def _network(self, d_ff: int) -> layers.FeedForward:
         """Make a feed-forward network, gated if the activation is."""
         c: Any = self.config
         cls: type[layers.FeedForward] = layers.GatedFeedForward if c.activation in GATED else layers.FeedForward
         cls = layers.ClampedFeedForward if c.activation == "swiglu_clamped" else cls
-        return cls(
-            c.d_model,
-            d_ff,
-            activation=GATED.get(c.activation, c.activation),
-            bias=c.feed_forward_bias,
-            dropout=c.activation_dropout,
-            init=self.init,
-        )
+        options: dict[str, Any] = {"bias": c.feed_forward_bias, "dropout": c.activation_dropout, "init": self.init}
+        return cls(c.d_model, d_ff, activation=GATED.get(c.activation, c.activation), **options)
 
     def encoder_layer(
         self, index: int = 0, *, first_norm: bool = True
@@ -159,14 +144,11 @@ class LayerFactory:
             positions = layers.Sinusoidal(features or c.d_model, layout=c.sinusoidal_layout)
         elif c.positions == "learned":
             positions = layers.LearnedPositions(max_positions or c.max_positions, features or c.d_model, init=self.init)
-        return layers.InputEmbedding(
-            positions=positions,
-            scale=c.scale_embeddings and c.scale_positions,
-            norm=self.norm(features) if c.embedding_norm else None,
-            norm_first=norm_first,
-            dropout=c.dropout,
-            projection=None if features is None else layers.Linear(features, c.d_model, init=self.init),
-        )
+        norm = self.norm(features) if c.embedding_norm else None
+        projection = None if features is None else layers.Linear(features, c.d_model, init=self.init)
+        options: dict[str, Any] = {"norm_first": norm_first, "dropout": c.dropout, "projection": projection}
+        scale = c.scale_embeddings and c.scale_positions
+        return layers.InputEmbedding(positions=positions, scale=scale, norm=norm, **options)
 
     def relative_positions(self, *, bidirectional: bool) -> RelativePositions | None:
         """Make the relative positions of a stack's self-attention; None if the configuration has absolute ones.

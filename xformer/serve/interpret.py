@@ -71,17 +71,10 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
             found = msgspec.structs.asdict(text_output(each._replace(text=start_text + each.text)))
             tokens = [output_token(token) for token in (*before, *(each.logprobs or ()))]
             shown.append(schema.ExploredOutput(**found, tokens=tokens))
-        return schema.Exploration(
-            model=model.name,
-            task=model.pipeline.task,
-            method="beam" if history.steps else config.method,
-            source=source,
-            outputs=shown,
-            alignment=_alignment(model, ids[0], chosen),
-            beam=_beam(model, history) if history.steps else None,
-            usage=schema.usage(len(prompt), len(chosen)),
-            seconds=time.monotonic() - start,
-        )
+        method, beam = ("beam", _beam(model, history)) if history.steps else (config.method, None)
+        usage, alignment = schema.usage(len(prompt), len(chosen)), _alignment(model, ids[0], chosen)
+        about = model.name, model.pipeline.task, method, source, shown, alignment, beam, usage
+        return schema.Exploration(*about, time.monotonic() - start)
 
     def on_step(index: int, step: list[BeamCandidate], best: list[int]) -> None:
         for job in candidates:
