@@ -145,7 +145,7 @@ CASES = {
     "pack is 'no'; expected True or False": lambda: xf.load_pretrained(LLAMA, pack="no"),
     "start is array([0, 1]); expected an integer": lambda: xf.masks.sliding_window(3, size=2, start=np.arange(2)),
     "batches is a tuple of arrays of different shapes; pass [(x, y)]": lambda: fit(batches=(X, ONES)),
-    "ids has dtype float32 and shape (2, 3); expected integers, or floating rows of 9 elements": lambda: (
+    "ids has shape (2, 3) and dtype float32; expected integers, or floating rows of 9 elements": lambda: (
         MODEL.embedding(X)
     ),
     "optimizer is a Holder of tests; expected an optimizer of xformer": lambda: fit(optimizer=Holder(ONES)),

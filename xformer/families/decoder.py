@@ -104,11 +104,6 @@ def register_decoders(
     """
     output = decoders[0].output
     ends = {embedding: same("embedding.weight"), output: transposed("output.weight")}
-    register_tables(
-        *decoders,
-        model=LanguageModel,
-        tensors=lambda config: {**ends, **value_of(tensors, config)},
-        prefix=prefix,
-        tied={output: embedding},
-        ignored=ignored,
-    )
+    options: dict[str, Any] = {"prefix": prefix, "tied": {output: embedding}, "ignored": ignored}
+    options["tensors"] = lambda config: {**ends, **value_of(tensors, config)}
+    register_tables(*decoders, model=LanguageModel, **options)

@@ -43,10 +43,8 @@ class PretrainedGeneration:
             logging.getLogger("xformer").warning(
                 f"{self.path}: settings that are invalid or not supported are ignored: {settings}"
             )
-        return GenerationConfig(
-            **{"length_penalty_base": "length", **self.options},
-            stop_token_ids=tuple(token for token in self.eos_ids if token != model.eos_id),
-        )
+        ends = tuple(token for token in self.eos_ids if token != model.eos_id)
+        return GenerationConfig(**{"length_penalty_base": "length", **self.options}, stop_token_ids=ends)
 
 
 def read_generation(directory: str | os.PathLike[str], *, encoder_decoder: bool) -> PretrainedGeneration:

@@ -220,15 +220,9 @@ def _vjp(g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep
 
 # --- registration -----------------------------------------------------------------------------------------------------
 
+_FLOATS = ("float32", "float64")
 KERNELS = [
-    Kernel("numpy.adam", "adam", "numpy", _adam_forward, None, dtypes=("float32", "float64"), why_not=_adam_why_not),
-    Kernel(
-        "numpy.flash_attention",
-        "attention",
-        "numpy",
-        *with_repeated_heads(_forward, _vjp),
-        dtypes=("float32", "float64"),
-        why_not=_why_not,
-    ),
+    Kernel("numpy.adam", "adam", "numpy", _adam_forward, None, _FLOATS, _adam_why_not),
+    Kernel("numpy.flash_attention", "attention", "numpy", *with_repeated_heads(_forward, _vjp), _FLOATS, _why_not),
     Kernel("numpy.experts", "experts", "numpy", sliced_forward, sliced_vjp),
 ]

@@ -156,11 +156,8 @@ def inference_weights_of(
         converted: Any = weight if dtype is None else _quantized(layer, weight, dtype)
         return _packed(layer, converted) if packed else converted
 
-    return {
-        name: functools.partial(convert, layers[id(array)])
-        for name, array in module.named_arrays()
-        if id(array) in layers
-    }
+    found = [(name, layers[id(array)]) for name, array in module.named_arrays() if id(array) in layers]
+    return {name: functools.partial(convert, layer) for name, layer in found}
 
 
 def unpack(module: AnyModule) -> AnyModule:

@@ -90,10 +90,8 @@ class LayerFactory:
             first_norm: Normalize the input of self-attention.
         """
         c: Any = self.config
-        options: dict[str, Any] = {
-            "self_attention": self.attention(window=c.window_of(index), disentangled=c.positions == "disentangled"),
-            "feed_forward": self.feed_forward(index),
-        }
+        attention = self.attention(window=c.window_of(index), disentangled=c.positions == "disentangled")
+        options: dict[str, Any] = {"self_attention": attention, "feed_forward": self.feed_forward(index)}
         if c.shared_norm:
             return layers.SharedNormEncoderLayer(**options, residual=self.residual())
         cls: type[layers.EncoderLayer] = layers.ParallelEncoderLayer if c.parallel_residual else layers.EncoderLayer
@@ -102,11 +100,9 @@ class LayerFactory:
         if index == 0 and isinstance(c, EncoderConfig) and c.convolution_size:
             size, d_model = c.convolution_size, c.d_model
             cls = layers.ConvolutionEncoderLayer
-            options |= {
-                "convolution": layers.Conv1d(d_model, d_model, kernel_size=size, padding=size // 2, init=self.init),
-                "convolution_norm": self.norm(),
-                "activation": c.convolution_activation,
-            }
+            convolution = layers.Conv1d(d_model, d_model, kernel_size=size, padding=size // 2, init=self.init)
+            options |= {"convolution": convolution, "convolution_norm": self.norm()}
+            options["activation"] = c.convolution_activation
         return cls(**options)
 
     def decoder_layer(self, index: int = 0) -> layers.DecoderLayer:

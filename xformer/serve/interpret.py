@@ -264,12 +264,9 @@ def _layer(pipeline: Any, index: int, found: Mapping[str, Any], parts: Mapping[s
     texts = tokenizer.decode_batch([[each] for each in ids])
     values = zip(ids, pieces_of(tokenizer, ids), texts, top.log_probs[:, 0].tolist(), strict=True)
     found_parts = {label: found.get(f"{name}.{index}.{part}.output") for part, label in parts.items()}
-    return schema.Layer(
-        "embedding" if index < 0 else f"layer {index + 1}",
-        _norms(state),
-        {label: _norms(x[:, first:, :]) for label, x in found_parts.items() if x is not None},
-        [schema.ProbableToken(*each, math.exp(each[-1])) for each in values],
-    )
+    norms = {label: _norms(x[:, first:, :]) for label, x in found_parts.items() if x is not None}
+    tokens = [schema.ProbableToken(*each, math.exp(each[-1])) for each in values]
+    return schema.Layer("embedding" if index < 0 else f"layer {index + 1}", _norms(state), norms, tokens)
 
 
 def _norms(x: Any) -> list[float]:

@@ -89,13 +89,10 @@ async def show_run(server: Server, model: str) -> schema.Curves:
     columns = ("step", "epoch", "loss", "learning_rate", "grad_norm", "tokens_per_second", "minutes")
     fields = ("step", "epoch", "loss", "perplexity", "score", "metric", "best", "minutes")
     validations = [event for event in log if event.get("event") == "validation"]
-    return schema.Curves(
-        model,
-        next((event["metric"] for event in validations if event.get("metric")), None),
-        served.label_smoothing,
-        {column: [event.get(column) for event in steps] for column in columns},
-        [{name: event.get(name) for name in fields} for event in validations],
-    )
+    metric = next((event["metric"] for event in validations if event.get("metric")), None)
+    curves = {column: [event.get(column) for event in steps] for column in columns}
+    points = [{name: event.get(name) for name in fields} for event in validations]
+    return schema.Curves(model, metric, served.label_smoothing, curves, points)
 
 
 # --- Translation, summarization and classification --------------------------------------------------------------------

@@ -64,10 +64,8 @@ async def embeddings(server: Server, request: schema.EmbeddingsRequest) -> schem
     if request.dimensions is not None:  # texts of several requests are computed together
         vectors = [*model.pipeline.truncate(np.stack(vectors), request.dimensions)]
     is_base64 = request.encoding_format == "base64"
-    data = [
-        schema.Embedding(i, base64.b64encode(vector.tobytes()).decode() if is_base64 else vector.tolist())
-        for i, vector in enumerate(vectors)
-    ]
+    shown = [base64.b64encode(each.tobytes()).decode() if is_base64 else each.tolist() for each in vectors]
+    data = [schema.Embedding(index, each) for index, each in enumerate(shown)]
     return schema.Embeddings(model.name, data, schema.usage(num_tokens, 0))
 
 
@@ -322,12 +320,10 @@ class _Completion(_Answer):
         self.sent[number] = start + len(text)
         logprobs = None
         if self.logprobs is not None:
-            logprobs = schema.CompletionLogprobs(
-                [_name(token) for token in tokens],
-                [None if token.log_probability is None else finite(token.log_probability) for token in tokens],
-                [*map(top_logprobs, tokens)],
-                [*itertools.accumulate((len(token.text) for token in tokens), initial=start)][:-1],
-            )
+            values = [None if token.log_probability is None else finite(token.log_probability) for token in tokens]
+            offsets = [*itertools.accumulate((len(token.text) for token in tokens), initial=start)][:-1]
+            names, others = [*map(_name, tokens)], [*map(top_logprobs, tokens)]
+            logprobs = schema.CompletionLogprobs(names, values, others, offsets)
         shown = {} if output is None else self.shown[number // self.request.n]
         return schema.CompletionChoice(number, text, logprobs, **self.ending(output), **shown)
 

@@ -319,10 +319,8 @@ class ParallelFiles:
 def _read_chunks(names: tuple[str, str], max_characters: int) -> Iterator[ParallelCorpus]:
     """Yield the lines of two files, blank ones included."""
     with open_text(names[0]) as source, open_text(names[1]) as target:
-        readers = [
-            iter_lines(file, name, max_characters=max_characters)
-            for file, name in zip((source, target), names, strict=True)
-        ]
+        files = zip((source, target), names, strict=True)
+        readers = [iter_lines(*each, max_characters=max_characters) for each in files]
         counts = [0, 0]
         while True:
             first = counts[0] + 1

@@ -168,11 +168,9 @@ def _dequantized(scales: Any, values: Any) -> Any:
     return table
 
 
-_QUANTIZED = _quantized_forward, _quantized_vjp
+_QUANTIZED, _PROJECT = (_quantized_forward, _quantized_vjp), (_project_forward, _project_vjp)
 KERNELS = [
-    *(
-        Kernel(f"cupy.{name}", name, "cupy", forward, vjp, dtypes=FLOATS, why_not=why_not)
-        for name, (forward, vjp) in (("linear", _FUNCTIONS), ("project_heads", (_project_forward, _project_vjp)))
-    ),
+    Kernel("cupy.linear", "linear", "cupy", *_FUNCTIONS, dtypes=FLOATS, why_not=why_not),
+    Kernel("cupy.project_heads", "project_heads", "cupy", *_PROJECT, dtypes=FLOATS, why_not=why_not),
     Kernel("cupy.quantized_linear", "quantized_linear", "cupy", *_QUANTIZED, why_not=_quantized_why_not),
 ]
