@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,13 +18,13 @@ from xformer.generation import Rows, StopSequences, generate
 from xformer.generation.batch import build_logits_processors
 from xformer.generation.config import GenerationConfig, LengthLimits, LengthRange
 from xformer.generation.processors import (
-    FrequencyPenalty,
     LogitBias,
-    NoRepeatNGram,
-    RepetitionPenalty,
-    SequenceBias,
     SuppressTokens,
     below_minimum,
+    favor_phrases,
+    mask_repeated,
+    penalize_frequency,
+    penalize_repetition,
     processor_of,
     token_alternatives,
 )
@@ -56,19 +57,19 @@ def test_eos_is_masked_below_the_minimum_length(xp):
 
 
 def test_repetition_penalty_is_the_formula(xp):
-    penalize = RepetitionPenalty(2.0)
+    penalize = partial(penalize_repetition, 2.0, SuppressTokens([]))
     found = apply(penalize, [[0, 1, 1], [3]], from_host(xp, LOGITS))
     assert_close(found, [[0.5, -4.0, 0.5, 3.0], [0.0, 4.0, -1.0, 1.0]], xp=xp)
     assert_close(apply(penalize, [[], []], from_host(xp, LOGITS)), LOGITS, xp=xp)
-    found = apply(RepetitionPenalty(2.0, [3]), [[], [2]], from_host(xp, LOGITS))
+    found = apply(partial(penalize_repetition, 2.0, SuppressTokens([3])), [[], [2]], from_host(xp, LOGITS))
     assert_close(found, [[1.0, -2.0, 0.5, 1.5], [0.0, 4.0, -2.0, 1.0]], xp=xp)
 
 
 def test_frequency_and_presence_penalties_count_generated_tokens(xp):
     histories, prefixes = [[1, 0, 3, 3], [2]], [[1], [2]]
-    found = apply(FrequencyPenalty(0.5, 0.25), histories, from_host(xp, LOGITS), prefixes=prefixes)
+    found = apply(partial(penalize_frequency, 0.5, 0.25), histories, from_host(xp, LOGITS), prefixes=prefixes)
     assert_close(found, LOGITS - np.asarray([[0.75, 0.0, 0.0, 1.25], [0.0] * 4]), xp=xp)
-    assert_close(apply(FrequencyPenalty(1.0, 1.0), [[], []], from_host(xp, LOGITS)), LOGITS, xp=xp)
+    assert_close(apply(partial(penalize_frequency, 1.0, 1.0), [[], []], from_host(xp, LOGITS)), LOGITS, xp=xp)
 
 
 def test_a_bias_is_added_to_the_logits_of_tokens(xp):
@@ -77,7 +78,7 @@ def test_a_bias_is_added_to_the_logits_of_tokens(xp):
 
 
 def test_sequence_bias_belongs_to_the_input_of_a_row(xp):
-    bias = SequenceBias([[], [[(1, 3)]]], 1.5)
+    bias = partial(favor_phrases, [[], [[(1, 3)]]], 1.5)
     found = apply(bias, [[1], [0]], from_host(xp, LOGITS), indices=[1, 0])
     assert_close(found, LOGITS + np.asarray([[0.0, 1.5, 0.0, 3.0], [0.0] * 4]), xp=xp)
     assert_close(apply(bias, [[], []], from_host(xp, LOGITS), indices=[0, 0]), LOGITS, xp=xp)
@@ -96,13 +97,13 @@ def test_stop_sequences_end_rows_of_any_length(xp):
 
 
 PROCESSORS = {
-    "repetition": lambda: RepetitionPenalty(2.0),
-    "frequency": lambda: FrequencyPenalty(0.5, 0.25),
-    "n-grams": lambda: NoRepeatNGram(2),
+    "repetition": lambda: partial(penalize_repetition, 2.0, SuppressTokens([])),
+    "frequency": lambda: partial(penalize_frequency, 0.5, 0.25),
+    "n-grams": lambda: partial(mask_repeated, 2),
     "suppressed": lambda: SuppressTokens([1]),
     "minimum": lambda: SuppressTokens([2], below_minimum(LengthLimits([LengthRange(3, 9)] * 2))),
     "bias": lambda: LogitBias({1: 2.0}),
-    "phrases": lambda: SequenceBias([[[(1, 3)]], []], 1.5),
+    "phrases": lambda: partial(favor_phrases, [[[(1, 3)]], []], 1.5),
 }
 
 
@@ -118,7 +119,9 @@ def test_logits_stay_on_their_device(make):
 def repeating_tokens(xp, size, *histories):
     """Return the tokens that are masked in each row; one further token always stays."""
     logits = from_host(xp, np.zeros((len(histories), 9)))
-    return [set(np.flatnonzero(row == -INFINITY)) for row in to_host(apply(NoRepeatNGram(size), histories, logits))]
+    return [
+        set(np.flatnonzero(row == -INFINITY)) for row in to_host(apply(partial(mask_repeated, size), histories, logits))
+    ]
 
 
 @given(histories=st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=4), size=st.integers(1, 4))
@@ -208,7 +211,7 @@ def test_ngrams_may_repeat_if_no_other_token_is_left():
     # Not eos: the minimum length holds.
     assert allowed(process(logits, [[3, 4, 5]], ranges=[(9, 9)], **settings)) == [{3, 4, 5}]
     assert allowed(process(logits, [[3, 4, 5]], **settings)) == [{2}]
-    assert allowed(apply(NoRepeatNGram(1), [[0, 1], [0, 1, 2, 3]], LOGITS)) == [{2, 3}, {0, 1, 2, 3}]
+    assert allowed(apply(partial(mask_repeated, 1), [[0, 1], [0, 1, 2, 3]], LOGITS)) == [{2, 3}, {0, 1, 2, 3}]
 
 
 def test_eos_is_allowed_below_the_minimum_if_no_other_token_is():

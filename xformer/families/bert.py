@@ -176,11 +176,6 @@ register_encoder(
 )
 
 
-def _electra_dim(fields: dict[str, Any]) -> int | None:
-    """Return the features of embeddings; None without the map that turns them into d_model."""
-    return None if fields["embedding_dim"] == fields["d_model"] else fields["embedding_dim"]
-
-
 register_encoder(
     EncoderTable(
         model_type="electra",
@@ -192,7 +187,8 @@ register_encoder(
         },
         pooler=("gelu", "classifier.dense.weight"),
         masked_lm=("generator_predictions.dense.weight",),
-        fixed={"embedding_dim": _electra_dim},
+        # Without a map that turns them into d_model, if they have as many features
+        fixed={"embedding_dim": lambda f: None if f["embedding_dim"] == f["d_model"] else f["embedding_dim"]},
         skipped="summary_type summary_use_proj summary_activation",
     ),
     {
@@ -261,12 +257,10 @@ def _roberta_tensors(config: EncoderConfig) -> Tensors:
     return {**encoder_tensors("roberta."), **_roberta_heads("roberta.", config)}
 
 
-def _mpnet_tensors(config: EncoderConfig) -> Tensors:
-    return {
-        **encoder_tensors("mpnet.", "attn.q attn.k attn.v attn.o", "attention.LayerNorm output.LayerNorm"),
-        "mpnet.encoder.relative_attention_bias.weight": same("positions.weight"),
-        **_roberta_heads("mpnet.", config),
-    }
+_MPNET_TENSORS = {
+    **encoder_tensors("mpnet.", "attn.q attn.k attn.v attn.o", "attention.LayerNorm output.LayerNorm"),
+    "mpnet.encoder.relative_attention_bias.weight": same("positions.weight"),
+}
 
 
 def _tied(prefix: str) -> dict[str, str]:
@@ -290,10 +284,9 @@ _MPNET = _ROBERTA.variant(
     required={"relative_attention_num_buckets": 32},
     written={"relative_attention_num_buckets": 32},
 )
-register_encoder(_ROBERTA, _roberta_tensors, _tied("roberta"))
-for _type, _name in {"xlm-roberta": "XLMRoberta", "camembert": "Camembert"}.items():
+for _type, _name in {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}.items():
     register_encoder(_ROBERTA.variant(_type, _name), _roberta_tensors, _tied("roberta"))
-register_encoder(_MPNET, _mpnet_tensors, _tied("mpnet"))
+register_encoder(_MPNET, lambda config: {**_MPNET_TENSORS, **_roberta_heads("mpnet.", config)}, _tied("mpnet"))
 
 
 # --- DistilBERT -------------------------------------------------------------------------------------------------------

@@ -34,10 +34,6 @@ def _read_dense_layers(reader: ConfigReader, fields: dict[str, Any]) -> dict[str
     return {"dense_layers": tuple(i for i in range(fields["num_layers"]) if i in without or (i + 1) % step)}
 
 
-def _write_dense_layers(config: LanguageModelConfig) -> dict[str, Any]:
-    return {"decoder_sparse_step": 1, "mlp_only_layers": list(config.dense_layers)}
-
-
 def _qwen2_types(reader: ConfigReader, num_layers: int) -> list[str]:
     """Return the types of layers: every other one up to max_window_layers has a window."""
     last = reader.count("max_window_layers", default=28, at_least=0)
@@ -51,7 +47,9 @@ def _read_gpt_oss(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any
 
 
 _EXPERTS = Column(write=_write_experts)
-_DENSE_LAYERS = Column(_read_dense_layers, _write_dense_layers)
+_DENSE_LAYERS = Column(
+    _read_dense_layers, lambda config: {"decoder_sparse_step": 1, "mlp_only_layers": list(config.dense_layers)}
+)
 _MIXTRAL = Decoder(
     model_type="mixtral",
     architecture="Mixtral",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,6 +124,10 @@ class GenerationBatch:
         beam_history: Receives the candidates of each step of beam search; None: they are not recorded.
         prefix_cache: Keys and values of prompt prefixes.
         draft_model: Proposes draft tokens; None: prompt lookup does if the config asks for it.
+        num_draft_tokens: Largest number of draft tokens of a step; 0 without any.
+        rows_per_input: Number of rows of an input: beams or samples.
+        is_end: Whether a token ends an output, as booleans (vocabulary,) of NumPy.
+        maxima: Maximum length of each input, as a NumPy array.
     """
 
     def __init__(
@@ -195,6 +199,11 @@ class GenerationBatch:
         self.logits_processors = build_logits_processors(self, suppressed, phrases, user_processors)
         self.uniforms = _uniforms(config, rng, self.indices, self.lengths.ranges)
         _check_drafts(model, config, draft_model)
+        uses_drafts = draft_model is not None or config.prompt_lookup_num_tokens is not None
+        self.num_draft_tokens = config.draft_length if uses_drafts else 0
+        self.rows_per_input = config.num_beams if config.method == "beam" else config.num_return_sequences
+        self.is_end: Any = np.isin(np.arange(model.vocab_size), list(self.end_ids))
+        self.maxima: Any = np.asarray([limits.maximum for limits in self.lengths.ranges])
 
     def of(self, index: int) -> GenerationBatch:
         """Return a batch with one of the inputs, whose rows keep its index."""
@@ -209,17 +218,6 @@ class GenerationBatch:
             return False
         return self.prefix_cache.serves(self.model, list({tuple(self.prefixes[index]) for index in self.inputs}))
 
-    @functools.cached_property
-    def num_draft_tokens(self) -> int:
-        """Largest number of draft tokens of a step; 0 without any."""
-        uses_drafts = self.draft_model is not None or self.config.prompt_lookup_num_tokens is not None
-        return self.config.draft_length if uses_drafts else 0
-
-    @functools.cached_property
-    def rows_per_input(self) -> int:
-        """Number of rows of an input: beams or samples."""
-        return self.config.num_beams if self.config.method == "beam" else self.config.num_return_sequences
-
     @property
     def max_length(self) -> int:
         """Largest number of tokens of a row: of its source, the prompt and the output."""
@@ -231,25 +229,15 @@ class GenerationBatch:
         """Length of the longest source; 0 for a language model."""
         return 0 if self.sources is None else int(self.sources.ids.shape[1])
 
-    @functools.cached_property
+    @cached_property
     def parameter(self) -> Array:
         """A parameter of the model, for its dtype and device."""
         return next(array for _, array in self.model.named_parameters())
 
-    @functools.cached_property
+    @cached_property
     def xp(self) -> Namespace:
         """Array namespace of the model."""
         return array_namespace(self.parameter).library
-
-    @functools.cached_property
-    def is_end(self) -> Any:
-        """Whether a token ends an output, as booleans (vocabulary,) of NumPy."""
-        return np.isin(np.arange(self.model.vocab_size), list(self.end_ids))
-
-    @functools.cached_property
-    def maxima(self) -> Any:
-        """Maximum length of each input, as a NumPy array."""
-        return np.asarray([limits.maximum for limits in self.lengths.ranges])
 
     def to_device(self, numbers: Any) -> Array:
         """Move ids or indices to the device of the model."""
@@ -354,18 +342,19 @@ def build_logits_processors(
     has_minimum = lengths.unit_ranges is not None or any(limits.minimum > len(prefix) for limits, prefix in pairs)
     # If every other token is suppressed, outputs may end.
     has_others = len(ends.union(suppressed, config.suppress_tokens)) < batch.model.vocab_size
-    strength, penalties = config.sequence_bias_strength, (config.frequency_penalty, config.presence_penalty)
+    strength, repetition = config.sequence_bias_strength, config.repetition_penalty
+    penalties = config.frequency_penalty, config.presence_penalty
     found: list[tuple[Any, Processor]] = [
-        (sequence_bias is not None and strength, processors.SequenceBias(sequence_bias or (), strength)),
+        (sequence_bias is not None and strength, partial(processors.favor_phrases, sequence_bias or (), strength)),
         (config.logit_bias, processors.LogitBias(config.logit_bias or {})),
-        (any(penalties), processors.FrequencyPenalty(*penalties)),
+        (any(penalties), partial(processors.penalize_frequency, *penalties)),
         (suppressed, SuppressTokens(suppressed)),
         (is_beam_search, processors.normalize),
-        (config.repetition_penalty != 1.0, processors.RepetitionPenalty(config.repetition_penalty, batch.start)),
+        (repetition != 1.0, partial(processors.penalize_repetition, repetition, SuppressTokens(batch.start))),
         (config.suppress_tokens, SuppressTokens(config.suppress_tokens)),
         (config.begin_suppress_tokens, SuppressTokens(config.begin_suppress_tokens, processors.at_begin)),
         (has_minimum and has_others, SuppressTokens(ends, processors.below_minimum(lengths))),
-        (config.no_repeat_ngram_size, processors.NoRepeatNGram(config.no_repeat_ngram_size)),
+        (config.no_repeat_ngram_size, partial(processors.mask_repeated, config.no_repeat_ngram_size)),
         *((True, each) for each in user_processors),
     ]
     if is_beam_search and eos_id is not None:

@@ -21,7 +21,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,7 +141,7 @@ class BeamGroup:
         greedy: Beam | None,
         *,
         is_last: bool = False,
-        is_too_long: Callable[[Beam], bool] | None = None,
+        is_too_long: Any = None,
     ) -> tuple[list[Beam], list[Beam]]:
         """Extend the beams by one token; return the hypotheses that ended, with eos, and the beams that were truncated.
 
@@ -154,7 +154,7 @@ class BeamGroup:
             eos_id: Token that ends a hypothesis.
             greedy: Candidate of greedy search, which is kept even if others are better.
             is_last: Whether the beams have the maximum length, so that none continues.
-            is_too_long: Returns whether a candidate exceeds the limit in another unit than tokens.
+            is_too_long: Function that returns whether a candidate exceeds the limit in another unit than tokens.
         """
         ended = [each for each in candidates[: self.size] if each.token == eos_id]
         valid = (each for each in candidates if each.token != eos_id and not (is_too_long and is_too_long(each)))

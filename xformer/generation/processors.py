@@ -177,62 +177,43 @@ def _name_of(function: Any) -> str:
 # --- Tokens that have occurred ----------------------------------------------------------------------------------------
 
 
-class RepetitionPenalty:
+def penalize_repetition(penalty: float, start: SuppressTokens, logits: Array, rows: Rows) -> Array:
     """Lower the logits of tokens in the history (Keskar et al., 2019, section 4.1).
 
     Positive logits are divided by the penalty. Negative ones are multiplied, since dividing would raise them; the paper
     leaves that case open. The start tokens of an encoder-decoder count as earlier tokens, as in Hugging Face.
     """
-
-    def __init__(self, penalty: float, start: Tokens = ()) -> None:
-        self.penalty, self.start = penalty, SuppressTokens(start)
-
-    def __call__(self, logits: Array, rows: Rows) -> Array:
-        """Return the changed logits."""
-        xp, (tokens, _) = array_namespace(logits), rows.on_device(logits)
-        seen = count_tokens(tokens, tokens >= 0, logits) > 0.0
-        if self.start.tokens:
-            seen = seen | self.start.mask(logits)
-        return xp.where(seen, xp.where(logits > 0.0, logits / self.penalty, logits * self.penalty), logits)
+    xp, (tokens, _) = array_namespace(logits), rows.on_device(logits)
+    seen = count_tokens(tokens, tokens >= 0, logits) > 0.0
+    seen = seen | start.mask(logits) if start.tokens else seen
+    return xp.where(seen, xp.where(logits > 0.0, logits / penalty, logits * penalty), logits)
 
 
-class FrequencyPenalty:
+def penalize_frequency(frequency: float, presence: float, logits: Array, rows: Rows) -> Array:
     """Lower the logits of generated tokens as in OpenAI's API: frequency * count + presence * (count > 0)."""
-
-    def __init__(self, frequency: float, presence: float) -> None:
-        self.frequency, self.presence = frequency, presence
-
-    def __call__(self, logits: Array, rows: Rows) -> Array:
-        """Return the changed logits."""
-        xp, (tokens, _) = array_namespace(logits), rows.on_device(logits)
-        longest, dtype = tokens.shape[1], tokens.dtype
-        starts = xp.from_host(longest - rows.lengths + rows.starts, dtype=dtype, device=device(logits))
-        columns = xp.arange(longest, dtype=dtype, device=device(logits))
-        counts = count_tokens(tokens, columns[None, :] >= starts[:, None], logits)
-        return logits - self.frequency * counts - self.presence * xp.astype(counts > 0.0, logits.dtype)
+    xp, (tokens, _) = array_namespace(logits), rows.on_device(logits)
+    longest, dtype = tokens.shape[1], tokens.dtype
+    starts = xp.from_host(longest - rows.lengths + rows.starts, dtype=dtype, device=device(logits))
+    columns = xp.arange(longest, dtype=dtype, device=device(logits))
+    counts = count_tokens(tokens, columns[None, :] >= starts[:, None], logits)
+    return logits - frequency * counts - presence * xp.astype(counts > 0.0, logits.dtype)
 
 
-class NoRepeatNGram:
-    """Mask tokens that would repeat an n-gram of the history (Paulus et al., 2018).
+def mask_repeated(size: int, logits: Array, rows: Rows) -> Array:
+    """Mask tokens that would repeat an n-gram of some size of the history (Paulus et al., 2018).
 
     Rows in which no token would be left stay as they are.
     """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __call__(self, logits: Array, rows: Rows) -> Array:
-        """Return the changed logits."""
-        xp, last, (tokens, _) = array_namespace(logits), self.size - 1, rows.on_device(logits)
-        count = tokens.shape[1] - last  # of n-grams
-        if count < 1:
-            return logits
-        repeats = tokens[:, :count] >= 0
-        for column in range(last):  # the beginning of each n-gram, compared with the last tokens
-            end = count + column
-            repeats = repeats & (tokens[:, column : column + count] == tokens[:, end : end + 1])
-        masked = xp.where(count_tokens(tokens[:, last:], repeats, logits) > 0.0, -math.inf, logits)
-        return xp.where(xp.max(masked, axis=-1, keepdims=True) > -math.inf, masked, logits)
+    xp, last, (tokens, _) = array_namespace(logits), size - 1, rows.on_device(logits)
+    count = tokens.shape[1] - last  # of n-grams
+    if count < 1:
+        return logits
+    repeats = tokens[:, :count] >= 0
+    for column in range(last):  # the beginning of each n-gram, compared with the last tokens
+        end = count + column
+        repeats = repeats & (tokens[:, column : column + count] == tokens[:, end : end + 1])
+    masked = xp.where(count_tokens(tokens[:, last:], repeats, logits) > 0.0, -math.inf, logits)
+    return xp.where(xp.max(masked, axis=-1, keepdims=True) > -math.inf, masked, logits)
 
 
 def count_tokens(tokens: Array, is_counted: Array, logits: Array) -> Array:
@@ -338,19 +319,13 @@ class LogitBias:
         return logits + self._array
 
 
-class SequenceBias:
+def favor_phrases(phrases: Sequence[Sequence[Phrase]], strength: float, logits: Array, rows: Rows) -> Array:
     """Raise the logits of tokens that begin or continue a favored phrase."""
-
-    def __init__(self, phrases: Sequence[Sequence[Phrase]], strength: float) -> None:
-        self.phrases, self.strength = phrases, strength
-
-    def __call__(self, logits: Array, rows: Rows) -> Array:
-        """Return the changed logits."""
-        bias = np.zeros(tuple(logits.shape), dtype=np.float32)
-        for row, index in enumerate(rows.inputs.tolist()):
-            for token, weight in phrase_weights(self.phrases[index], rows.history(row)).items():
-                bias[row, token] = self.strength * weight
-        return logits + array_namespace(logits).from_host(bias, dtype=logits.dtype, device=device(logits))
+    bias = np.zeros(tuple(logits.shape), dtype=np.float32)
+    for row, index in enumerate(rows.inputs.tolist()):
+        for token, weight in phrase_weights(phrases[index], rows.history(row)).items():
+            bias[row, token] = strength * weight
+    return logits + array_namespace(logits).from_host(bias, dtype=logits.dtype, device=device(logits))
 
 
 def check_sequence_bias(

@@ -324,13 +324,7 @@ def _squared_norm_vjp(g: Any, arrays: Any, needs: Any) -> tuple[Any, ...]:
 # --- registration -----------------------------------------------------------------------------------------------------
 
 
-def _kernel(
-    operation: str,
-    forward: Callable[..., Any],
-    vjp: Callable[..., Any] | None,
-    why_not: Any = None,
-    dtypes: Any = FLOATS,
-) -> Kernel:
+def _kernel(operation: str, forward: Any, vjp: Any, why_not: Any = None, dtypes: Any = FLOATS) -> Kernel:
     return Kernel(f"torch.{operation}", operation, "torch", forward, vjp, dtypes, why_not)
 
 
