@@ -192,7 +192,7 @@ def test_wrong_calls():
     with record_routing() as routing:
         mixture()(normal(0, 5, 6))
     with raises_line(
-        ShapeError, r"mask is int64 of shape \(5,\); expected bool, True = the token counts, for 5 tokens"
+        ShapeError, r"mask has shape \(5,\) and dtype int64; expected bool, True = the token counts, for 5 tokens"
     ):
         xf.load_balancing_loss(routing, np.ones(5, int))
     with raises_line(ShapeError, r"mask is bool of shape \(4,\); expected bool, True = the token counts, for 5 tokens"):
