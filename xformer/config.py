@@ -70,7 +70,8 @@ def option(
 class Config:
     """Base class of configurations: subclasses become frozen, keyword-only dataclasses whose values are checked.
 
-    NumPy numbers and booleans are converted to those of Python, and lists to tuples.
+    NumPy numbers and booleans are converted to those of Python, and lists to tuples. A class that checks more than
+    single values defines `_check`, which need not call that of its base.
 
     Raises:
         ConfigError: For an unknown field (with the nearest known one) or an invalid value, naming the field.
@@ -122,6 +123,9 @@ class Config:
                 value = tuple(value)
             vars(self)[field.name] = value
             check_value(field, value)
+        for cls in reversed(type(self).__mro__):  # those of a subclass may rely on those of its bases
+            if "_check" in vars(cls):
+                vars(cls)["_check"](self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a JSON-serializable dictionary."""

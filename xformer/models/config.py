@@ -32,7 +32,7 @@ def _check_layers(name: str, layers: Any, num_layers: int) -> None:
 
 
 class _AttentionFields(Config):
-    """Sizes of the model and of its attention."""
+    """Sizes of the model and of its attention, and dropout."""
 
     d_model: int = option("Features of a token.", default=512, at_least=1)
     num_heads: int = option("Attention heads; must divide d_model.", default=8, at_least=1)
@@ -59,9 +59,16 @@ class _AttentionFields(Config):
     attention_sinks: bool = option(
         "Add a learned logit per head to the denominator of the softmax (gpt-oss).", default=False
     )
+    dropout: float = option(
+        "Dropout on embeddings and the output of every sublayer (Vaswani et al., 2017, 5.4).",
+        default=0.1,
+        at_least=0,
+        below=1,
+    )
+    attention_dropout: float = option("Dropout on the attention weights.", default=0.0, at_least=0, below=1)
+    activation_dropout: float = option("Dropout inside the feed-forward network.", default=0.0, at_least=0, below=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.layer_types is not None:
             if unknown := set(self.layer_types) - set(LAYER_TYPES):
                 raise ConfigError(f"layer_types has {min(unknown)!r}; expected 'sliding_attention' or 'full_attention'")
@@ -84,17 +91,6 @@ class _AttentionFields(Config):
         return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
 
 
-class _DropoutFields(Config):
-    dropout: float = option(
-        "Dropout on embeddings and the output of every sublayer (Vaswani et al., 2017, 5.4).",
-        default=0.1,
-        at_least=0,
-        below=1,
-    )
-    attention_dropout: float = option("Dropout on the attention weights.", default=0.0, at_least=0, below=1)
-    activation_dropout: float = option("Dropout inside the feed-forward network.", default=0.0, at_least=0, below=1)
-
-
 class _FeedForwardFields(_AttentionFields):
     """The feed-forward network and its experts."""
 
@@ -113,8 +109,7 @@ class _FeedForwardFields(_AttentionFields):
     )
     dense_layers: tuple[int, ...] = option("Indices of the layers, from 0, that have no experts.", default=())
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         _check_layers("dense_layers", self.dense_layers, self._num_layers)
         for name in _FeedForwardFields.__annotations__ if self.num_experts == 0 else ():
             if name not in ("activation", "num_experts") and getattr(self, name) != getattr(_FeedForwardFields, name):
@@ -128,7 +123,7 @@ class _FeedForwardFields(_AttentionFields):
 
 
 class _NormFields(Config):
-    """Norms and residual connections."""
+    """Norms, residual connections and biases."""
 
     norm: Literal["layer", "max_scaled", "rms"] = option("Normalization.", default="layer", choices=tuple(NORMS))
     norm_position: Literal["pre", "post", "sandwich", "output"] = option(
@@ -150,16 +145,6 @@ class _NormFields(Config):
         "Normalize the output of the last layer; default unless norm_position is post.", default=None
     )
     norm_epsilon: float = option("Added to the variance by norms.", default=1e-5, above=0, below=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.parallel_residual and self.norm_position != "pre":
-            raise contradiction(self, "parallel_residual norm_position", "'pre'")
-        if self.shared_norm and not self.parallel_residual:
-            raise contradiction(self, "shared_norm parallel_residual", "both, or no shared norm")
-
-
-class _BiasFields(Config):
     attention_bias: bool = option("Add biases to the projections of queries, keys and values.", default=True)
     key_bias: bool | None = option(
         "Add a bias to the projection of keys; default as attention_bias. It changes no attention weight.", default=None
@@ -169,6 +154,12 @@ class _BiasFields(Config):
     )
     feed_forward_bias: bool = option("Add biases in the feed-forward network.", default=True)
     norm_bias: bool = option("Add a bias to layer norms.", default=True)
+
+    def _check(self) -> None:
+        if self.parallel_residual and self.norm_position != "pre":
+            raise contradiction(self, "parallel_residual norm_position", "'pre'")
+        if self.shared_norm and not self.parallel_residual:
+            raise contradiction(self, "shared_norm parallel_residual", "both, or no shared norm")
 
 
 class _PositionFields(_AttentionFields):
@@ -196,8 +187,7 @@ class _PositionFields(_AttentionFields):
     )
     rotary_fraction: float = option("Fraction of a head's features that is rotated.", default=1.0, above=0, at_most=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         features, rotated = self.features_per_head, int(self.features_per_head * self.rotary_fraction)
         if self.positions == "rotary" and (features % 2 or features > _MAX_ROTARY):
             name = "d_model / num_heads" if self.head_dim is None else "head_dim"
@@ -209,8 +199,14 @@ class _PositionFields(_AttentionFields):
             raise ConfigError(f"{received}; expected an even number")
 
 
-class _EmbeddingFields(Config):
-    """Embeddings and the output projection."""
+class ModelConfig(_PositionFields, _NormFields, _FeedForwardFields, _AttentionFields):
+    """Fields that all models have. The defaults are those of the original Transformer, with pre-norm.
+
+    The fields of each part are those of a base class, the last one first.
+
+    Raises:
+        ConfigError: For unknown fields and invalid values, naming the field.
+    """
 
     scale_embeddings: bool = option("Multiply embeddings by sqrt(d_model) (Vaswani et al., 2017, 3.4).", default=True)
     scale_positions: bool = option(
@@ -224,19 +220,6 @@ class _EmbeddingFields(Config):
     )
     output_bias: bool = option("Add a bias to the logits.", default=False)
     logits_softcap: float | None = option("Limit of the logits, as for scores (Gemma 2).", default=None, above=0)
-
-
-class ModelConfig(
-    _EmbeddingFields, _PositionFields, _BiasFields, _NormFields, _FeedForwardFields, _DropoutFields, _AttentionFields
-):
-    """Fields that all models have. The defaults are those of the original Transformer, with pre-norm.
-
-    The fields of each part are those of a base class, the last one first.
-
-    Raises:
-        ConfigError: For unknown fields and invalid values, naming the field.
-    """
-
     rematerialize: bool = option(
         "Recompute layers in the backward pass (Chen et al., 2016): less memory, a third more time.", default=False
     )
@@ -249,8 +232,7 @@ class ModelConfig(
     eos_id: int | None = option("Id that ends an output; None for no such token.", default=2, at_least=0)
     suppress_special: bool = option("Never generate pad_id and bos_id, unless they are also eos_id.", default=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.num_experts and self.rematerialize:  # a loss of the recorded routing would have no gradient
             raise ConfigError("rematerialize is true; a model with experts expects false")
 
@@ -294,8 +276,7 @@ class TransformerConfig(ModelConfig):
         "Show the decoder how many tokens are still to come (Takase and Okazaki, 2019).", default=False
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.share_embeddings and self.source_vocab_size != self.target_vocab_size:
             raise contradiction(self, "source_vocab_size target_vocab_size share_embeddings", "equal sizes")
         if self.copy and not self.share_embeddings:
@@ -334,8 +315,7 @@ class SpeechTransformerConfig(TransformerConfig):
         "Number of learned positions of the encoder: half the frames.", default=1500, at_least=1
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         for name in ("share_embeddings", "length_encoding"):
             if getattr(self, name):
                 raise ConfigError(f"{name} is true; a model of audio expects false")
@@ -360,8 +340,7 @@ class LanguageModelConfig(ModelConfig):
         "Indices of the layers, from 0, that have no relative positions (Kazemnejad et al., 2023).", default=()
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         _check_layers("layers_without_positions", self.layers_without_positions, self.num_layers)
 
 
@@ -398,8 +377,7 @@ class _EncoderConfig(ModelConfig):
         choices=PROBLEM_TYPES,
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.labels is not None and len(self.labels) != self.num_labels:
             raise ConfigError(f"labels has {len(self.labels)} names; expected num_labels, {self.num_labels}")
         is_linear = self.pooler not in ("none", "attention")
@@ -448,8 +426,7 @@ class EncoderConfig(_EncoderConfig):
     masked_lm: bool = option("Add the head of masked language modeling.", default=False)
     masked_lm_activation: Activation = option("Activation of that head.", default="gelu", choices=tuple(ACTIVATIONS))
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         others = " ".join(name for name in ("share_layers", "parallel_residual", "causal") if getattr(self, name))
         if self.convolution_size and (others or self.convolution_size % 2 == 0):
             expected = "an odd number without share_layers, parallel_residual and causal"
@@ -486,8 +463,7 @@ class ImageEncoderConfig(_EncoderConfig):
         "Classify the state of the class token together with the mean of those of the patches (DINOv2).", default=False
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.patch_size > self.image_size:
             raise contradiction(self, "patch_size", f"at most image_size {self.image_size}")
         if self.resize_positions and self.image_size % self.patch_size:
@@ -520,8 +496,7 @@ class ImageTextEncoderConfig(Config):
         default=False,
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         for name, cls in (("text", EncoderConfig), ("image", ImageEncoderConfig)):
             part = getattr(self, name)
             if isinstance(part, dict):

@@ -49,8 +49,7 @@ class ServeConfig(Config):
         panel="Computing",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.host not in LOOPBACK and self.token is None:
             raise ConfigError(f"host is {self.host!r}, which other machines can reach; expected a token (--token auto)")
         for origin in self.cors_origins:

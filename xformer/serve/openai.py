@@ -84,13 +84,11 @@ async def completions(server: Server, request: schema.CompletionRequest) -> sche
 
 
 @route("POST", "/v1/chat/completions", 'OpenAI-compatible chunks ("object": "chat.completion.chunk"), then [DONE].')
-async def chat_completions(server: Server, request: schema.ChatRequest) -> schema.Chat | Chunks:
-    """Answer a chat with a language model."""
-    return await answer_chat(server, request)
+async def answer_chat(server: Server, request: schema.ChatRequest, answer: Any = None) -> schema.Chat | Chunks:
+    """Answer a chat with a language model.
 
-
-async def answer_chat(server: Server, request: schema.ChatRequest, answer: Any = None) -> Any:
-    """Return the answer of a chat, or its stream, as `answer` writes it: a subclass of `_ChatAnswer`, or the class."""
+    The answer, or its stream, is written by `answer`: a subclass of `_ChatAnswer`, or the class.
+    """
     model, settings = server.model(request.model, TextGenerator, task="answer chats"), request.settings()
     if not model.pipeline.has_chat:
         raise DataError(f"model {model.name!r} has no chat template; expected /v1/completions")
@@ -102,7 +100,9 @@ async def answer_chat(server: Server, request: schema.ChatRequest, answer: Any =
             settings["max_new_tokens"] = limit
     messages = [plain_message(message) for message in request.messages]
     logprobs = request.top_logprobs if request.logprobs else None
-    return await (answer or _ChatAnswer)(model, request, [messages], settings, logprobs).respond(server)
+    made: _ChatAnswer = (answer or _ChatAnswer)(model, request, [messages], settings, logprobs)
+    found: schema.Chat | Chunks = await made.respond(server)
+    return found
 
 
 @route("POST", "/tokenize")
