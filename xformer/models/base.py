@@ -235,9 +235,7 @@ class BaseModel(Module):
     def load(
         cls, path: str | os.PathLike[str], *, xp: Any = "numpy", dtype: DType | str | None = None, device: Device = None
     ) -> Self:
-        """Read a model of this class that `save` wrote, into any library; `xformer.load` reads one of any class.
-
-        The file records the class, which must be defined (imported) when it is read.
+        """Read a model that `save` wrote, into any library.
 
         Args:
             path: The file.
@@ -278,4 +276,11 @@ class BaseModel(Module):
             raise CheckpointError(f"{path} does not contain the model of its configuration: {error}") from error
 
 
-load = BaseModel.load  # of any class
+def load(
+    path: str | os.PathLike[str], *, xp: Any = "numpy", dtype: DType | str | None = None, device: Device = None
+) -> BaseModel:
+    """Read a model of any class that `BaseModel.save` wrote; arguments and errors are those of `BaseModel.load`.
+
+    The file records the class, which must be defined (imported) when it is read.
+    """
+    return BaseModel.load(path, xp=xp, dtype=dtype, device=device)
