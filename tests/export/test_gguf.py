@@ -95,7 +95,6 @@ def test_a_model_that_was_written_has_the_same_logits_and_is_written_the_same_ag
         ("gemma2", {"attention_bias": True}, "nearest family is gemma2: attention_bias is True; expected False"),
         ("gemma3", {"attention_softcap": 2.0}, "family is gemma3_text: attention_softcap is 2.0; expected None"),
         ("gemma3", {"causal": False}, "nearest family is gemma3_text: .*causal is False; expected True"),
-        ("phi3", {"window": 5}, r"nearest family is phi3: window is \[5, 5\]; expected \[None, None\]"),
         ("qwen2_tied", {"head_dim": 16}, "attention_output_bias is False; expected True"),
         ("qwen3_moe", {"attention_bias": True}, "nearest family is qwen3_moe: attention_bias is True; expected False"),
         ("olmoe", {"num_key_value_heads": 2}, "nearest family is olmoe: num_key_value_heads is 2; expected 4"),
@@ -106,6 +105,15 @@ def test_what_llama_cpp_does_not_compute_is_refused(case, changes, message, tmp_
     changed = LanguageModel(dataclasses.replace(model.config, **changes), seed=0)
     with raises_line(ConfigError, message):
         export_gguf(with_fields(changed, model_type=model.model_type), tmp_path / "model.gguf")
+
+
+def test_the_context_of_phi3_is_its_window(tmp_path):
+    model = load_pretrained(checkpoint("phi3", tmp_path))
+    changed = LanguageModel(dataclasses.replace(model.config, window=5), seed=0)
+    export_gguf(with_fields(changed, model_type="phi3"), tmp_path / "model.gguf")
+    loaded = load_pretrained(tmp_path / "model.gguf")
+    assert loaded.config.max_positions == 5
+    assert loaded.config.window == changed.config.window == 5
 
 
 def test_windows_that_exceed_the_context_and_other_models_with_long_ropes_are_those_of_phi3(tmp_path):

@@ -165,6 +165,8 @@ def _metadata(values: dict[str, Any], name: str, architecture: gguf_file.Archite
     values = {**values, "rope_theta": rope.get("rope_theta"), "rope_local_base_freq": local.get("rope_theta")}
     found = {key: values[own] for key, own in architecture.keys.items() if values.get(own) is not None}
     found["vocab_size"], rope_type = values["vocab_size"], rope.get("rope_type")
+    if name == "phi3" and values.get("sliding_window"):  # llama.cpp has no windows here: texts that fit into one
+        found["context_length"] = min(found["context_length"], values["sliding_window"])
     if rope:
         found["attention.value_length"] = values["head_dim"]
         found["rope.dimension_count"] = int(values["head_dim"] * values.get("partial_rotary_factor", 1.0))

@@ -152,12 +152,6 @@ def _usual_heads(config: dict[str, Any]) -> dict[str, Any]:
     return {"head_dim": config["hidden_size"] // config["num_attention_heads"]}
 
 
-def _phi3_fixed(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the usual size of heads, and no window in place of one that is shorter than the context."""
-    is_short = (config["sliding_window"] or math.inf) < config["max_position_embeddings"]
-    return {**_usual_heads(config), **({"sliding_window": None} if is_short else {})}
-
-
 # By name. Mixtral has the name of Llama.
 ARCHITECTURES = {
     "gemma2": Architecture(
@@ -206,7 +200,7 @@ ARCHITECTURES = {
             "blk.{i}.ffn_up": _LAYER + "mlp.gate_up_proj",
         },
         keys={**_KEYS, "attention.sliding_window": "sliding_window"},
-        fixed=_phi3_fixed,
+        fixed=_usual_heads,
     ),
     "gpt2": Architecture(
         tensors=_GPT2_TENSORS,
