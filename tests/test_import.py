@@ -116,6 +116,7 @@ def test_public_names_are_those_that_type_checkers_see():
         ("Sinusoidal", "; use xformer.layers.Sinusoidal"),
         ("AutoModel", "; use xformer.load_pretrained(path)"),
         ("TransformerEncoderLayer", "; use xformer.EncoderLayer"),
+        ("EarlyStopping", "; use xformer.early_stopping(patience), and keep_best=True of xformer.fit"),
         ("nothing", ""),
         ("__nothing__", ""),
     ],

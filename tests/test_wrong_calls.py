@@ -111,6 +111,7 @@ CASES = {
     "path is 3; expected a string or a Path": lambda: MODEL.save(3),
     "norm is 8; expected a layer": lambda: xf.PostNorm(8),
     "Forward defines forward; expected __call__": lambda: type("Forward", (xf.Module,), {"forward": len}),
+    "Layer defines call; expected __call__": lambda: type("Layer", (xf.Module,), {"build": len, "call": len}),
     "Holder.layer is a tests.test_wrong_calls.TorchLayer; expected a layer of xformer": lambda: Holder(TorchLayer()),
     "a device or a dtype is passed as device=... or dtype=...": lambda: MODEL.to(np.float16),
     "a tokenizer cannot be called; use tokenizer.encode(text)": lambda: xf.tokenizers.Tokenizer.train(["a b"], 30)(
@@ -145,6 +146,9 @@ CASES = {
     "pack is 'no'; expected True or False": lambda: xf.load_pretrained(LLAMA, pack="no"),
     "start is array([0, 1]); expected an integer": lambda: xf.masks.sliding_window(3, size=2, start=np.arange(2)),
     "batches is a tuple of arrays of different shapes; pass [(x, y)]": lambda: fit(batches=(X, ONES)),
+    "data is a tuple of arrays of different shapes; pass [(x, y)]": lambda: xf.validate((X, ONES), every=1),
+    "'validation_data'; pass callbacks=[xformer.validate(batches, every=100)]": lambda: fit(validation_data=BATCHES),
+    "'restore_best_weights'; pass keep_best=True to fit": lambda: xf.early_stopping(3, restore_best_weights=True),
     "ids has shape (2, 3) and dtype float32; expected integers, or floating rows of 9 elements": lambda: (
         MODEL.embedding(X)
     ),

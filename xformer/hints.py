@@ -98,44 +98,51 @@ ARRAYS = {
     "unsqueeze": "use xp.expand_dims(x, axis=0)",
 }
 
-# Methods of torch.nn.Module and of models of transformers, and what to use here.
+# Methods of torch.nn.Module, of models of transformers and of Keras, and what to use here.
 MODULES = {
     "add_module": "set it as a field in __init__",
+    "add_weight": "set it as a field in __init__; initializer.normal(shape, standard_deviation) draws one",
     "apply": "use xformer.tree.map_modules(function, model)",
     "backward": "use xformer.fit, or xformer.value_and_grad(loss_fn)(model)",
     "called_modules": "use model.named_modules()",
     "children": "use model.named_modules()",
+    "compile": "pass the optimizer and the loss to xformer.fit; jit=True compiles steps",
     "cpu": "use model.to('numpy') or model.to(device='cpu')",
     "cuda": "use model.to(device=...) or model.to('cupy')",
     "double": "use model.to(dtype='float64')",
     "eval": "dropout is off unless the call gets rng=",
+    "evaluate": "without an rng, the loss has no dropout: loss_fn(model, batch, None)",
     "fit": "use xformer.fit(model, loss_fn, batches, ...)",
     "float": "use model.to(dtype='float32')",
     "forward": "call the model: model(x)",
     "from_pretrained": "use xformer.load_pretrained(directory)",
     "generate": "use xformer.generate(model, tokens)",
+    **dict.fromkeys(("get_weights", "state_dict", "trainable_weights"), "use dict(model.named_arrays())"),
     "half": "use model.to(dtype='float16')",
-    "load_state_dict": "use xformer.tree.replace(model, arrays)",
+    **dict.fromkeys(("load_state_dict", "set_weights"), "use xformer.tree.replace(model, arrays)"),
+    "load_weights": "use xformer.load_parameters(model, path), which returns the model",
     "modules": "use model.named_modules()",
-    "num_parameters": "use model.parameter_count()",
+    **dict.fromkeys(("count_params", "num_parameters"), "use model.parameter_count()"),
     "parameters": "use model.named_parameters(); optimizers of xformer take none, see xformer.fit",
     "predict": "call the model: model(x)",
     "register_buffer": "set it as a field in __init__, and call model = xformer.freeze(model, name)",
     "register_parameter": "set it as a field in __init__; floating arrays are parameters",
     "requires_grad_": "use xformer.freeze(model)",
-    "save": "use xformer.save_parameters(model, path)",
+    **dict.fromkeys(("save", "save_weights"), "use xformer.save_parameters(model, path)"),
     "save_pretrained": "use xformer.save_pretrained(model, directory)",
-    "state_dict": "use dict(model.named_arrays())",
+    "summary": "use print(model) and model.parameter_count()",
     "train": "dropout is on if the call gets rng=xformer.Rng(seed); to train, see xformer.fit",
     "zero_grad": "value_and_grad returns new gradients",
 }
 
-# Names in torch and transformers.
+# Names in torch, transformers and Keras.
 PACKAGE = {
     **dict.fromkeys(("AutoModel", "AutoModelForCausalLM"), "xformer.load_pretrained(path)"),
     **dict.fromkeys(("AutoTokenizer", "pipeline"), "a pipeline, as in xformer.TextGenerator.from_pretrained(path)"),
     "CrossEntropyLoss": "xformer.cross_entropy",
     "DataLoader": "any iterable of batches",
+    "EarlyStopping": "xformer.early_stopping(patience), and keep_best=True of xformer.fit",
+    **dict.fromkeys(("Layer", "Model"), "xformer.Module"),
     **dict.fromkeys(
         ("ModuleList", "Sequential"), "a field with a list of modules, as in layers: list[xformer.EncoderLayer]"
     ),
@@ -146,11 +153,12 @@ PACKAGE = {
     "TransformerEncoder": "xformer.Encoder",
     "TransformerEncoderLayer": "xformer.EncoderLayer",
     "functional": "xformer.ops, and the functions of xformer.array_namespace(x)",
-    "load_state_dict": "xformer.load_parameters(module, path)",
+    **dict.fromkeys(("load_model", "load_state_dict"), "xformer.load_parameters(module, path)"),
+    **dict.fromkeys(("losses", "metrics"), "xformer.cross_entropy, or a function of your own, see xformer.fit"),
     "manual_seed": "seed= of models, and xformer.Rng(seed) for dropout and samples",
     "no_grad": "the model as it is, since only value_and_grad computes derivatives",
-    "optim": "the optimizers of xformer itself, as in xformer.AdamW",
-    "save": "model.save(path), or xformer.save_parameters(module, path)",
+    **dict.fromkeys(("callbacks", "optim", "optimizers"), "names of xformer itself, as in xformer.AdamW"),
+    **dict.fromkeys(("save", "save_model"), "model.save(path), or xformer.save_parameters(module, path)"),
     "nn": "the layers of xformer itself, as in xformer.Linear",
 }
 
@@ -183,5 +191,5 @@ MOVED = {
         },
     },
     "xformer.families": {name: f"FAMILIES[{name.lower()!r}]" for name in ("BERT", "GPT2", "LLAMA", "OPT", "T5")},
-    "xformer.layers": {"StaticKVCache": "KVCache.with_capacity"},
+    "xformer.layers": {"Dense": "xformer.Linear", "StaticKVCache": "KVCache.with_capacity"},
 }

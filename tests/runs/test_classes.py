@@ -290,7 +290,7 @@ def test_scores_are_those_of_scikit_learn():
 # --- The command line and its errors ----------------------------------------------------------------------------------
 
 
-def test_the_command_trains_and_classifies(base, tmp_path, capsys):
+def test_the_command_trains_and_classifies(base, tmp_path, capsys, monkeypatch):
     lines = [f"{label}\t{text}\tmore" for text, label in zip(TEXTS, LABELS, strict=True)]
     (tmp_path / "train.tsv").write_text("\n".join(["label\tsentence\tnote", *lines]) + "\n")
     (tmp_path / "texts").write_text("\n".join(TEXTS) + "\n")
@@ -305,6 +305,10 @@ def test_the_command_trains_and_classifies(base, tmp_path, capsys):
     assert exit_code(["classify", "--model", run, *files]) == 0
     assert "accuracy" in capsys.readouterr().out
     assert exit_code(["classify", "--model", run, "--input", f"{tmp_path}/texts"]) == 0
+    assert capsys.readouterr().out == (tmp_path / "found").read_text()
+    with (tmp_path / "texts").open() as lines:
+        monkeypatch.setattr("sys.stdin", lines)
+        assert exit_code(["classify", "--model", run]) == 0
     assert capsys.readouterr().out == (tmp_path / "found").read_text()
     assert exit_code(["classify", "--model", run, "--input", f"{tmp_path}/train.tsv"]) == 2
     assert "train.tsv has lines with tabs; expected texts alone; --test has labels, too" in capsys.readouterr().err
@@ -335,6 +339,16 @@ def test_wrong_lines_are_refused(base, tmp_path, content, message):
     assert not (tmp_path / "run").exists()
 
 
+def test_training_has_a_text_of_each_label(base, tmp_path, caplog):
+    rare = [*zip(TEXTS, LABELS, strict=True), ("it", "other"), ("review", "sentiment")]
+    options = {"init": base, "max_length": 20, "max_steps": 1, "valid_share": 0.6, "progress": False}
+    for seed in range(3):
+        run = xf.train_classifier(train=rare, out=tmp_path / f"{seed}", seed=seed, **options)
+        assert run.pipeline.labels == ["no", "other", "sentiment", "yes"]
+    assert "labels of one text: " in caplog.text
+    assert "sentiment (train line 34)" in caplog.text
+
+
 def test_wrong_calls_are_refused(base, tmp_path, capsys):
     pairs = list(zip(TEXTS, LABELS, strict=True))
     options = {"init": base, "out": tmp_path / "run", "max_length": 20, "progress": False}
@@ -351,7 +365,7 @@ def test_wrong_calls_are_refused(base, tmp_path, capsys):
         xf.train_classifier(train=TEXTS, train_labels=["yes", "no"], **options)
     with raises_line(DataError, "train line 2 has the value 'x'; expected a number"):
         xf.train_classifier(train=[("it", 1.5), ("a", "x")], problem_type="regression", valid_share=0.4, **options)
-    with raises_line(ConfigError, "a classifier is trained from a model"):
+    with raises_line(ConfigError, "init is missing; expected the directory of an encoder"):
         xf.train_classifier(train=pairs, out=tmp_path / "run", progress=False)
     classifier = xf.Classifier.from_pretrained(base, labels=["no", "yes"])
     with raises_line(DataError, "labels has 1 entries for 2 inputs"):
@@ -361,7 +375,7 @@ def test_wrong_calls_are_refused(base, tmp_path, capsys):
         (["--model", str(base), "--input", "x", "--epochs", "2"], "--epochs is for --train"),
         (["--train", "x", "--input", "y"], "--input is for --model"),
         (["--train", "x"], "--out is missing"),
-        (["--model", str(base)], "expected --input FILE to classify texts, or --test FILE"),
+        (["--model", str(base), "--input", "x", "--test", "y"], "expected --input FILE to classify texts, or --test"),
         (["--model", str(base), "--input", "x", "--test-labels", "y"], "expected --input FILE to classify texts, or"),
     ):
         assert exit_code(["classify", *arguments]) == 2

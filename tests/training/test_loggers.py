@@ -186,11 +186,12 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
     assert not (tmp_path / "logs").exists()
 
 
-def test_a_history_shows_a_curve_and_few_rows():
+def test_a_history_shows_curves_and_few_rows():
     _, history = train(Recorder(), steps=30)
     assert repr(history).startswith("History of steps 1 to 30: loss 5 to ")
     content = history._repr_html_()
-    assert content.count("<polyline") == 1
+    assert [each.step for each in history.validations] == [*range(2, 31, 2)]
+    assert content.count("<polyline") == 2
     assert content.count("<tr>") == 11
     assert "<td>30</td>" in content
     assert "0 steps" in type(history)()._repr_html_()

@@ -44,7 +44,7 @@ from xformer.pipelines.encoders import class_predictions
 from xformer.runs import launch
 from xformer.runs.classes import Examples
 from xformer.runs.config import ClassTrainingConfig, InitConfig
-from xformer.runs.console import progress_bar
+from xformer.runs.console import make_console, progress_bar
 
 _PIECE = 256  # texts between updates of the progress bar
 _PREDICTION = ("batch_tokens", "reproducible")  # settings that prediction has, too
@@ -66,7 +66,7 @@ def classify(
     valid_labels: Annotated[Path | None, file_option("--valid-labels", "Their labels.")] = None,
     out: Annotated[Path | None, value_option("--out", "DIR", "Directory of the run: new or empty.")] = None,
     model: Annotated[Path | None, _model_option("Directory of a run or of a public classifier.")] = None,
-    source: Annotated[str | None, file_option("--input", "Texts, one per line; - is standard input.")] = None,
+    source: Annotated[str | None, file_option("--input", "Texts, one per line; default: standard input.")] = None,
     test: Annotated[Path | None, file_option("--test", "Texts with their labels, to print scores.")] = None,
     test_labels: Annotated[Path | None, file_option("--test-labels", "Their labels.")] = None,
     output: Annotated[str | None, file_option("--output", "File to write; - is standard output.")] = None,
@@ -86,8 +86,11 @@ def classify(
         if out is None:
             raise ConfigError("--out is missing; expected the directory of the run")
         return finish(launch.train_classifier(**files, out=out, **launch_arguments(settings, training)))
-    if (test is None) == (source is None) or (test is None and test_labels is not None):
+    if (test is not None and source is not None) or (test is None and test_labels is not None):
         raise ConfigError("expected --input FILE to classify texts, or --test FILE to print scores")
+    source = "-" if test is None and source is None else source
+    if source is not None and _io.is_terminal(source):
+        make_console(stderr=True).print("type a line; Ctrl-D ends the input")
     _io.check_output(output or "-", [source, test], model)
     classifier: Any = _io.load_pipeline(Classifier, model, training["backend"])
     problem_type = classifier.model.config.problem_type

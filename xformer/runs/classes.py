@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -15,7 +17,7 @@ from xformer.backends import from_host
 from xformer.data.pairs import Batch, TokenPairs, epochs, plan_batches
 from xformer.data.token_rows import TokenWriter
 from xformer.distributed import Communicator
-from xformer.errors import ConfigError, DataError
+from xformer.errors import ConfigError, DataError, abbreviate
 from xformer.families.run_directory import RunDirectory
 from xformer.models import Encoder
 from xformer.models.token_ids import pad
@@ -35,6 +37,7 @@ _EXPECTED = "a text, a tab and its label in each line"
 _COLUMNS = {"text": 0, "sentence": 0, "label": 1, "labels": 1}  # names in the first line, and what they are
 _BREAKS = dict.fromkeys(map(ord, "\t\n\r"), " ")
 _MANY = 20
+_LOG = logging.getLogger("xformer")
 
 
 class Examples(NamedTuple):
@@ -111,11 +114,15 @@ class ClassTask(Task):
         settings: ClassTrainingConfig = recipe.training
         problem = settings.problem_type
         if recipe.init.path is None:
-            raise ConfigError("a classifier is trained from a model; expected init")
+            raise ConfigError("init is missing; expected the directory of an encoder")
         given = [(paths_of(files, name), paths_of(files, f"{name}_labels")) for name in ("train", "valid")]
         train, *others = (Examples.read(*paths, problem) for paths in given if paths[0])
         if is_held_out := not others:
             mask = held_out(settings, len(train.texts), "text")
+            if problem != "regression":  # a text whose labels no other one has stays in training
+                known = {name for each in compress(train.labels, ~mask) for name in labels_of(each, problem)}
+                kept = mask & [known.issuperset(labels_of(each, problem)) for each in train.labels]
+                mask = kept if kept.any() else mask
             parts = ((list(compress(column, each)) for column in train) for each in (~mask, mask))
             train, *others = (Examples(*part) for part in parts)
         tokenizer: Any = initial_tokenizer(recipe, run)
@@ -200,4 +207,8 @@ def _class_names(train: Examples, settings: ClassTrainingConfig) -> tuple[str, .
     if 2 * len(found) > len(train.texts) and len(found) > _MANY:
         problem = f"the training set has {len(found):,} different labels for {len(train.texts):,} texts"
         raise DataError(f"{problem}; expected {_EXPECTED}, or problem_type 'regression' for numbers")
+    counts = Counter(train.labels)
+    rare = [f"{y} ({Path(place).name})" for y, place in zip(train.labels, train.places, strict=True) if counts[y] == 1]
+    if rare and least == 2:
+        _LOG.warning("labels of one text: %s; columns are named text and label", abbreviate(", ".join(rare), 200))
     return settings.labels or tuple(sorted(found, key=lambda name: (len(name) if name.isdigit() else 0, name)))

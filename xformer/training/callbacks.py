@@ -15,7 +15,7 @@ from numbers import Real
 from typing import Any
 
 from xformer.config import check_count
-from xformer.errors import ConfigError, describe_type
+from xformer.errors import ConfigError, check_arguments, describe_type
 from xformer.training.events import End, Event, Plan, Skip, Start, Step, Validation, format_limit
 from xformer.training.fit import TrainingLoop
 from xformer.training.inputs import check_batches, rate_of
@@ -171,6 +171,7 @@ class Validator:
         self.step, self.best = state["step"], state["best"]
 
 
+@check_arguments(monitor="the best model is that of validate", restore_best_weights="pass keep_best=True to fit")
 def early_stopping(patience: int) -> EarlyStopping:
     """Return a callback that ends training after `patience` validations without a better model.
 

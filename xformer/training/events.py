@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -72,7 +73,11 @@ _COLUMNS = {
 
 
 class History(list[Step]):
-    """The `Step` events of a call of `fit`: a list that notebooks show as a curve of the loss and a table."""
+    """The `Step` events of a call of `fit`, and its `validations`: a list that notebooks show as curves and a table."""
+
+    def __init__(self, steps: Iterable[Step] = ()) -> None:
+        super().__init__(steps)
+        self.validations: list[Validation] = []
 
     def __repr__(self) -> str:
         if not self:
@@ -81,13 +86,14 @@ class History(list[Step]):
         return f"History of steps {first.step} to {last.step}: loss {first.loss:.4g} to {last.loss:.4g}"
 
     def _repr_html_(self) -> str:
-        """Return a curve and a table of at most ten steps as HTML."""
+        """Return curves of the loss and of the validations, and a table of at most ten steps, as HTML."""
         if not self:
             return tag("p", repr(self))
         indices = sorted({round(row * (len(self) - 1) / max(1, _ROWS - 1)) for row in range(_ROWS)})
         rows = [[format(getattr(self[i], name), spec) for name, spec in _COLUMNS.values()] for i in indices]
         losses = curve([step.step for step in self], [step.loss for step in self], "loss")
-        return losses + table([*_COLUMNS], rows)
+        found = [(each.step, each.loss or each.score or 0.0) for each in self.validations]
+        return losses + curve([x for x, _ in found], [y for _, y in found], "valid.") + table([*_COLUMNS], rows)
 
 
 @dataclass(frozen=True, slots=True)

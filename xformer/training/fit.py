@@ -279,6 +279,7 @@ class TrainingLoop:
             self.files.append_log(event.to_dict())
         if type(event) is Validation:  # not the average of checkpoints
             self._is_validated = True
+            self.history.validations.append(event)
             if event.best and self.keep_best:
                 self.best_step, self._best = event.step, None if self._has_directory else self.model
                 self.save_best(self.model)
@@ -428,7 +429,11 @@ def _with_own_parameters(model: Any) -> Any:
 TrainingLoop.__signature__ = with_fields(TrainingLoop.__init__, FitConfig)  # type: ignore[attr-defined]
 
 
-@check_arguments(epochs="pass steps, the number of updates; the default is one pass over batches")
+@check_arguments(
+    epochs="pass steps, the number of updates; the default is one pass over batches",
+    validation_data="pass callbacks=[xformer.validate(batches, every=100)]",
+    **dict.fromkeys(("batch_size", "shuffle"), "pass batches, an iterable that cuts and shuffles the data"),
+)
 @with_parameters_of(TrainingLoop)
 def fit(model: T, loss_fn: Loss[T, S], batches: Batches[S], **options: Any) -> tuple[T, History]:  # noqa: D417
     """Train a model.

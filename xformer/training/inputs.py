@@ -150,8 +150,6 @@ def check_inputs(
         pass
     except TypeError as error:
         raise ConfigError(f"loss_fn cannot be called as loss_fn(model, batch, rng): {error}") from error
-    if isinstance(batches, tuple) and all(map(is_array, batches)) and len({tuple(x.shape) for x in batches}) > 1:
-        raise ConfigError("batches is a tuple of arrays of different shapes; pass [(x, y)] if they are one batch")
     check_batches("batches", batches, "the number of a batch")
     if isinstance(optimizer, type) or not hasattr(optimizer, "init"):
         library = type(optimizer).__module__.split(".")[0]
@@ -203,5 +201,7 @@ def check_batches(name: str, batches: Any, argument: str) -> None:
     """Raise ConfigError unless an argument is an iterable of batches, rather than one batch, or a function."""
     if isinstance(batches, str | bytes | bytearray | Mapping):
         raise ConfigError(f"{name} is {describe_type(batches)}; expected an iterable of batches: pass [batch] for one")
+    if isinstance(batches, tuple) and all(map(is_array, batches)) and len({tuple(x.shape) for x in batches}) > 1:
+        raise ConfigError(f"{name} is a tuple of arrays of different shapes; pass [(x, y)] if they are one batch")
     if not callable(batches) and not isinstance(batches, Iterable):
         raise ConfigError(f"{name} is {batches!r}; expected an iterable, or a function of {argument}")
