@@ -195,7 +195,7 @@ def test_wrong_calls():
         ShapeError, r"mask has shape \(5,\) and dtype int64; expected bool, True = the token counts, for 5 tokens"
     ):
         xf.load_balancing_loss(routing, np.ones(5, int))
-    with raises_line(ShapeError, r"mask is bool of shape \(4,\); expected bool, True = the token counts, for 5 tokens"):
+    with raises_line(ShapeError, r"mask has shape \(4,\) and dtype bool; expected bool, True"):
         xf.load_balancing_loss(routing, np.ones(4, bool))
     with record_routing() as routing:
         mixture()(normal(0, 5, 6))
