@@ -239,7 +239,7 @@ def test_regression_and_several_labels(base, tmp_path):
     found = [each.probability for each in run.pipeline(TEXTS)]
     assert scores.values["R2"] == pytest.approx(100 * metrics.r2_score(values, found), rel=1e-4)
     both = [[name for name in ("film", "good", "very") if name in text] for text in TEXTS]
-    run = tune(base, tmp_path / "several", labels=both, problem_type="multi_label_classification")
+    run = tune(base, tmp_path / "several", labels=both, problem_type="multi_label_classification", epochs=60)
     assert run.pipeline.labels == ["film", "good", "very"]
     assert run.pipeline.evaluate(TEXTS, both).values["accuracy"] > 90.0
     (found,) = run.pipeline(["good film it"])

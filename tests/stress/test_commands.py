@@ -38,12 +38,13 @@ ARGUMENTS = {
     "embed": "--model {}/run --input {}/valid.source --output out.npy",
     "rerank": "--model {}/run --query a --input {}/valid.source",
     "check-backend": "numpy --group other --json",
+    "classify": "--model {}/run --input {}/valid.source",
     "score": "--reference {}/valid.target --hypothesis {}/valid.target",
     "inspect": "{}/run",
     "export": "{}/run out",
     "export, a page": "{}/run out --format web",
 }
-ENDLESS = {"demo", "bench", "serve"}  # they train, measure or serve until they are stopped
+ENDLESS = {"demo", "verify", "bench", "serve"}  # they train, measure or serve until they are stopped
 
 
 @pytest.fixture(scope="module")
