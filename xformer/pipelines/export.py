@@ -270,7 +270,9 @@ def _to_gguf(directory: Path, output: Path, quantization: str | None = None, pro
         quantization = quantization or codes.get(open_checkpoint(directory).tensors.dtype())
     model, tokenizers, _ = _open(directory)
     options: dict[str, Any] = {"tokenizer": tokenizers.get("joint"), "source": start, "progress": progress}
-    return export_gguf(model, output, quantization=quantization, **options)
+    types = export_gguf(model, output, quantization=quantization, **options)
+    is_lost = init.get("lora") and not quantization and any(f"Q{bits}_" in types for bits in range(2, 7))
+    return types + "; these round away much of what adapters add: --quantization Q8_0 keeps it" * bool(is_lost)
 
 
 def _to_gguf_lora(directory: Path, output: Path, base: Any = None, progress: Progress | None = None) -> str:
