@@ -111,7 +111,6 @@ CASES = {
     "path is 3; expected a string or a Path": lambda: MODEL.save(3),
     "norm is 8; expected a layer": lambda: xf.PostNorm(8),
     "Forward defines forward; expected __call__": lambda: type("Forward", (xf.Module,), {"forward": len}),
-    "Layer defines call; expected __call__": lambda: type("Layer", (xf.Module,), {"build": len, "call": len}),
     "Holder.layer is a tests.test_wrong_calls.TorchLayer; expected a layer of xformer": lambda: Holder(TorchLayer()),
     "a device or a dtype is passed as device=... or dtype=...": lambda: MODEL.to(np.float16),
     "a tokenizer cannot be called; use tokenizer.encode(text)": lambda: xf.tokenizers.Tokenizer.train(["a b"], 30)(

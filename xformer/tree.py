@@ -79,9 +79,8 @@ class Module:
         cls.__module_fields__ = {
             name: each for name, each in classes.items() if isinstance(each, type) and issubclass(each, Module)
         }
-        foreign = cls.__dict__.keys() & {"call", "forward"}
-        if foreign and not any("__call__" in each.__dict__ for each in cls.__mro__):
-            raise ConfigError(f"{cls.__name__} defines {min(foreign)}; expected __call__")
+        if "forward" in cls.__dict__ and not any("__call__" in each.__dict__ for each in cls.__mro__):
+            raise ConfigError(f"{cls.__name__} defines forward; expected __call__")
         _CLASSES.add(cls)
         for library in loaded_libraries():
             _register_pytree(library, cls)

@@ -116,6 +116,12 @@ def test_small_data_choose_what_is_not_given(tmp_path, capsys):
     config, out = RunDirectory(run.directory).read_config(), capsys.readouterr().out
     chosen = {"validate_every": 100, "patience": 5, "max_minutes": 30.0, "max_steps": None}
     assert {name: config["recipe"]["training"][name] for name in chosen} == chosen
+    for name, recipe in (
+        ("read", Recipe.from_dict(size)),
+        ("made", dataclasses.replace(Recipe.from_dict(size), given=None)),
+    ):
+        again = RunDirectory(xf.train(recipe, **pairs, out=tmp_path / name, **stop).directory).read_config()
+        assert again["recipe"] == config["recipe"]
     assert "training: 271 sentence pairs (dropped: 1 with a blank side)\nvalidation: 30 sentence pairs\n" in out
     ends = "validation with held-out data (--valid-share) after every 100, until 5 in turn are no better (--patience);"
     assert f"steps: at most 30 minutes (--max-minutes), a {ends}" in out

@@ -106,7 +106,8 @@ def classify(
     with _io.open_output(output or "-") as write, progress_bar("classifying", total=total, visible=visible) as update:
         for texts in (chunk[start : start + _PIECE] for chunk in chunks for start in range(0, len(chunk), _PIECE)):
             if any("\t" in text for text in texts):
-                raise DataError(f"{source} has lines with tabs; expected texts alone; --test has labels, too")
+                name = _io.STANDARD_INPUT if source == _io.STANDARD else source
+                raise DataError(f"{name} has lines with tabs; expected texts alone; --test has labels, too")
             logits.append(classifier.class_logits(texts, **options))
             if test is None or output is not None:
                 predictions = class_predictions(logits[-1], classifier.labels, problem_type)

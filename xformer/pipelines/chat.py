@@ -150,7 +150,12 @@ class _Template:
         def mark(text: str) -> str:
             return text if pattern is None else pattern.sub(lambda match: match[0][0] + self.cut + match[0][1:], text)
 
-        self.messages = _map_texts(mark, list(messages))
+        self.messages = [  # templates compare roles with words
+            {key: value if key == "role" else _map_texts(mark, value) for key, value in message.items()}
+            if isinstance(message, Mapping)
+            else message
+            for message in messages
+        ]
         self._options = {"template": _template_name(tokenizer, tools), "tools": _map_texts(mark, tools)}
         self._tokenizer = tokenizer
 

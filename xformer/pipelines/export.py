@@ -67,6 +67,7 @@ def export_run(
         XformerError: As `save_pretrained`, `export_onnx`, `export_ctranslate2` and `export_web`, and for damaged runs.
     """
     check_choice("the format", target, FORMATS)
+    asked = target
     given = {"quantization": quantization, "runtime": runtime, "max_length": max_length, "base": base}
     options = {name: value for name, value in given.items() if value is not None}
     if target == "gguf" and (base is not None or (Path(directory) / ADAPTER_CONFIG).is_file()):
@@ -74,7 +75,8 @@ def export_run(
     known = inspect.signature(FORMATS[target]).parameters
     if unknown := options.keys() - known:
         name = min(unknown)
-        raise ConfigError(f"{name} is {str(options[name])!r}; the format {target} expects none")
+        reason = f"; {directory} has adapters of PEFT" if target != asked else ""
+        raise ConfigError(f"{name} is {str(options[name])!r}; the format {target} expects none{reason}")
     is_file = target.startswith("gguf")
     if is_file != (Path(output).suffix == ".gguf"):
         expected = "a file that ends in .gguf" if is_file else "a directory, or the format gguf"

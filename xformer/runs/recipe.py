@@ -135,7 +135,7 @@ class Recipe:
             `ClassTrainingConfig` for classifiers.
         init: The model to start from. With one, model has only the settings that change it, and tokenizer is None
             if the tokenizer is one of a public checkpoint.
-        given: Fields of training that `for_data` keeps.
+        given: Fields of training that `for_data` keeps; default those that differ from their defaults.
     """
 
     task: str = "translation"
@@ -143,7 +143,12 @@ class Recipe:
     tokenizer: Any = field(default_factory=TokenizerConfig)
     training: Any = field(default_factory=TrainingConfig)
     init: InitConfig = field(default_factory=InitConfig)
-    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    given: frozenset[str] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.given is None:
+            values, defaults = self.training.to_dict(), type(self.training)().to_dict()
+            object.__setattr__(self, "given", frozenset(name for name in values if values[name] != defaults[name]))
 
     @classmethod
     def from_dict(cls, tables: dict[str, Any], name: str = "the recipe") -> Recipe:
@@ -230,22 +235,22 @@ class Recipe:
         fewer batches in a step leave small data enough steps. Classifiers have a number of epochs instead.
         """
         now, every, epochs = self.training, BaseTrainingConfig.validate_every, getattr(self.training, "epochs", None)
-        is_new, chosen = self.init.path is None, dict[str, Any]()
+        is_new, given, chosen = self.init.path is None, self.given or (), dict[str, Any]()
         if epochs or (now.max_steps is None and not (is_new and now.max_minutes)):
             if not epochs:
                 chosen = {"max_minutes": DEFAULT_MINUTES, "patience": NEW_PATIENCE if is_new else PATIENCE}
             accumulation = now.grad_accumulation
-            if not is_new and "grad_accumulation" not in self.given:
+            if not is_new and "grad_accumulation" not in given:
                 accumulation = max(1, min(accumulation, num_batches // (1 if epochs else LEAST_STEPS)))
             epoch = math.ceil(num_batches / accumulation)
-            least = CLASS_STEPS if epochs and "epochs" not in self.given else 0
+            least = CLASS_STEPS if epochs and "epochs" not in given else 0
             between = max(STEPS_BETWEEN, EPOCHS_BETWEEN * epoch) if is_new else max(epoch, least // 10)
             chosen |= {"grad_accumulation": accumulation, "validate_every": min(every, between)}
             chosen["max_steps"] = None if is_new else max(least, math.ceil((epochs or MOST_EPOCHS) * epoch))
         if not is_new:  # that of a new model would last longer than many of these runs
             max_steps = now.max_steps or chosen["max_steps"]
             chosen["warmup_steps"] = max(1, min(FINE_TUNING_WARMUP, max_steps // 10))
-        return self.with_training(**{name: value for name, value in chosen.items() if name not in self.given})
+        return self.with_training(**{name: value for name, value in chosen.items() if name not in given})
 
     def with_training(self, **changes: Any) -> Recipe:
         """Return the recipe with other training options; None leaves an option as it is."""
@@ -344,7 +349,11 @@ def make_recipe(source: RecipeSource, settings: Mapping[str, Any], tasks: Sequen
         for table, values in initial.tables().items():
             tables[table] = {**values, **tables.get(table, {})}
     changed = " with the options given" if overrides and source is not None else ""
-    return Recipe.from_dict({**tables, "task": task}, f"{name}{changed}")
+    recipe = Recipe.from_dict({**tables, "task": task}, f"{name}{changed}")
+    if not isinstance(source, Recipe):
+        return recipe
+    # Its tables have every field.
+    return dataclasses.replace(recipe, given=(source.given or frozenset()) | overrides.get("training", {}).keys())
 
 
 def setting(command: str, option: str) -> str | None:

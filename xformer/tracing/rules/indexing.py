@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from xformer.backends import device, extra, is_integer
@@ -26,17 +25,20 @@ def _take(xp: Any, g: Any, x_shape: Any, indices: Any, *, axis: int | None = Non
     return xp.moveaxis(extra.scatter_add(zeros, indices, g), 0, axis)
 
 
-def _scatter(xp: Any, g: Any, x_shape: Any, read: Callable[[Any], Any]) -> Any:
-    """Add each cotangent to the element that a function reads, given the numbers of all elements."""
-    size = math.prod(x_shape)
-    numbers = read(xp.reshape(xp.arange(size, device=device(g)), x_shape))
-    zeros = xp.zeros((size,), dtype=g.dtype, device=device(g))
-    total = extra.scatter_add(zeros, xp.reshape(numbers, (-1,)), xp.reshape(g, (-1,)))
-    return xp.reshape(total, x_shape)
-
-
 def _take_along_axis(xp: Any, g: Any, x_shape: Any, indices: Any, *, axis: int = -1) -> Any:
-    return _scatter(xp, g, x_shape, lambda numbers: xp.take_along_axis(numbers, indices, axis=axis))
+    """Scatter the gradient into the flattened input."""
+    axis = axis % len(x_shape)
+    moved_shape = (*x_shape[:axis], *x_shape[axis + 1 :], x_shape[axis])
+    g, indices = xp.moveaxis(g, axis, -1), xp.moveaxis(indices, axis, -1)
+    indices = xp.where(indices < 0, indices + x_shape[axis], indices)
+    # The leading axes of indices may be broadcast against those of x: repeat rows where x has only one.
+    row = xp.reshape(
+        xp.arange(math.prod(moved_shape[:-1]), dtype=indices.dtype, device=device(g)), (*moved_shape[:-1], 1)
+    )
+    flat = xp.reshape(xp.broadcast_to(row * x_shape[axis] + indices, g.shape), (-1,))
+    zeros = xp.zeros((math.prod(x_shape),), dtype=g.dtype, device=device(g))
+    total = extra.scatter_add(zeros, flat, xp.reshape(g, (-1,)))
+    return xp.moveaxis(xp.reshape(total, moved_shape), -1, axis)
 
 
 def _get_item(xp: Any, g: Any, x_shape: Any, key: Any) -> Any:
@@ -47,7 +49,11 @@ def _get_item(xp: Any, g: Any, x_shape: Any, key: Any) -> Any:
     if len(positions) == len(keys) and any(map(is_array, keys)):
         return _get_items(xp, g, x_shape, keys)
     if any(is_array(position) and position.ndim for position in positions):  # with slices
-        return _scatter(xp, g, x_shape, lambda numbers: numbers[keys])
+        size = math.prod(x_shape)
+        numbers = xp.reshape(xp.arange(size, device=device(g)), x_shape)[keys]
+        zeros = xp.zeros((size,), dtype=g.dtype, device=device(g))
+        total = extra.scatter_add(zeros, xp.reshape(numbers, (-1,)), xp.reshape(g, (-1,)))
+        return xp.reshape(total, x_shape)
     zeros = xp.zeros(x_shape, dtype=g.dtype, device=device(g))
     if any(item is None for item in keys):  # write to where the new axes were put, not through them
         keys = tuple(item for item in keys if item is not None)
