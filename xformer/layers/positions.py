@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import KW_ONLY
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -489,9 +488,13 @@ class ALiBi(Module):
     """
 
     num_heads: int
-    _: KW_ONLY
-    scale: float = 1.0
-    signed: bool = False
+    scale: float
+    signed: bool
+
+    def __init__(self, num_heads: int, *, scale: float = 1.0, signed: bool = False):
+        self.num_heads = num_heads
+        self.scale = scale
+        self.signed = signed
 
     @property
     def slopes(self) -> list[float]:
