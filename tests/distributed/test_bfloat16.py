@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from xformer.distributed.communicator import from_bits, to_bits
+from xformer.distributed import from_bits, to_bits
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 

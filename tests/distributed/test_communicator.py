@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tests.distributed.ranks import run_ranks
+from xformer import distributed
 from xformer.backends import resolve, to_host
-from xformer.distributed import SingleProcess, broadcast, communicator, connect, tree_sum
+from xformer.distributed import SingleProcess, broadcast, connect, tree_sum
 from xformer.errors import ConfigError
 
 SHAPES = [(3, 5), (), (0, 4), (17,), (2, 1, 3)]
@@ -47,7 +48,7 @@ def test_one_two_four_and_eight_ranks_add_shards_to_the_same_bits():
 
 
 def test_arrays_of_several_dtypes_in_small_buckets(monkeypatch):
-    monkeypatch.setattr(communicator, "_BUCKET_BYTES", 20)
+    monkeypatch.setattr(distributed, "_BUCKET_BYTES", 20)
 
     def mixed(rank):
         return [*arrays(rank), *arrays(rank, "float64"), *arrays(10 + rank)]

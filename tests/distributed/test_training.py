@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.distributed.ranks import run_ranks
-from xformer import Rng, Transformer, TransformerConfig, value_and_grad
+from xformer import Rng, Transformer, TransformerConfig, distributed, value_and_grad
 from xformer.backends import resolve
 from xformer.data.pairs import Batch, TokenPairs
-from xformer.distributed import ShardedOptimizer, SingleProcess, overlapped_sum
+from xformer.distributed import ShardedOptimizer, SingleProcess
 from xformer.errors import ConfigError
 from xformer.training.data_parallel import data_parallel
 from xformer.training.loss import mean_loss, translation_loss
@@ -69,7 +69,7 @@ def test_another_order_of_shards_is_noticed(model, pairs, monkeypatch):
 
 @pytest.mark.parametrize("count", [9, 1])
 def test_sums_during_the_backward_pass_have_the_same_bits(model, pairs, count, monkeypatch):
-    monkeypatch.setattr(overlapped_sum, "_BUCKET_BYTES", 500)
+    monkeypatch.setattr(distributed, "_OVERLAPPED_BYTES", 500)
     batch = make_batch(pairs, count)
 
     def compute(ranks, overlaps=False):

@@ -19,7 +19,7 @@ from xformer.errors import ConfigError, DataError
 from xformer.generation import BeamCandidate, BeamHistory, alignments
 from xformer.generation.engine import Task, run_task
 from xformer.generation.processors import token_alternatives, top_tokens
-from xformer.interpret.patching import replaced
+from xformer.interpret import replaced
 from xformer.models.token_ids import check_tokens
 from xformer.ops.decoding import log_softmax
 from xformer.pipelines import Output, TextGenerator, TextToText

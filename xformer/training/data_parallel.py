@@ -18,8 +18,7 @@ import numpy as np
 
 from xformer import tracing
 from xformer.backends import array_namespace, device
-from xformer.distributed import Communicator, SingleProcess, tree_sum
-from xformer.distributed.overlapped_sum import OverlappedSum
+from xformer.distributed import Communicator, OverlappedSum, SingleProcess, tree_sum
 from xformer.errors import ConfigError, DataError, describe_type
 from xformer.native import is_reproducible
 from xformer.random import Rng, split_rng
