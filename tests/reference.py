@@ -110,7 +110,7 @@ def native_levels() -> list[str]:
 
 def compiled_levels() -> list[str]:
     """Return the instruction sets that the native library has."""
-    found = re.search(rb"xformer sources \w+ for ([\w ]+)", native.library.LIBRARY.read_bytes())
+    found = re.search(rb"xformer sources \w+ for ([\w ]+)", native.LIBRARY.read_bytes())
     assert found
     return found[1].decode().split()
 

@@ -54,8 +54,8 @@ def test_an_invalid_environment_variable_is_reported_before_training(
     "train {files} --out {out}", "embed --model {run} --input {out} --output {out}",
 ])  # fmt: skip
 def test_commands_that_cannot_be_reproducible_say_so(refused, trained, train_options, tmp_path, monkeypatch, arguments):
-    monkeypatch.setattr("xformer.native.library.LIB", None)
-    monkeypatch.setattr("xformer.native.library.WHY_NOT", "XFORMER_NATIVE=off")
+    monkeypatch.setattr("xformer.native.LIB", None)
+    monkeypatch.setattr("xformer.native.WHY_NOT", "XFORMER_NATIVE=off")
     files = " ".join(map(str, train_options))
     error = refused(
         *arguments.format(run=trained, files=files, out=tmp_path / "out").split(), "--reproducible", untouched=tmp_path

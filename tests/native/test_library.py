@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from tests.reference import compiled_levels, for_each
 from xformer import native
+from xformer import native as library
 from xformer.errors import ShapeError
-from xformer.native import build, library
+from xformer.native import build
 from xformer.threads import blas_threads
 
 needs_library = pytest.mark.skipif(not native.is_available(), reason="the library was not compiled")

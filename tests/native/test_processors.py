@@ -15,8 +15,8 @@ import pytest
 
 import xformer as xf
 from tests.conftest import needs_fused_products
+from xformer import native as library
 from xformer.cli import verify
-from xformer.native import library
 
 TYPES = library._TYPES
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"

@@ -13,8 +13,8 @@ import pytest
 
 from tests.reference import native_levels
 from xformer import native
+from xformer import native as library
 from xformer.errors import ShapeError
-from xformer.native import library
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="the library was not compiled")
 
@@ -72,7 +72,6 @@ _SCRIPT = """
 import sys
 from tests.native.test_rows import digest
 from xformer import native
-from xformer.native import library
 from xformer.threads import set_num_threads
 assert native.level() == sys.argv[1], native.WHY_NOT
 set_num_threads(int(sys.argv[2]))

@@ -121,7 +121,7 @@ def test_a_server_that_cannot_be_reproducible_says_so(mode, generator, monkeypat
     bfloat16 = TextGenerator(generator.model.quantize("bfloat16"), generator.tokenizer)  # weights, not activations
     Server([ServedModel("bfloat16", bfloat16)], ServeConfig(reproducible=True))
     mode(False)
-    monkeypatch.setattr("xformer.native.library.level", lambda: "")
-    monkeypatch.setattr("xformer.native.library.WHY_NOT", "XFORMER_NATIVE=off")
+    monkeypatch.setattr("xformer.native.level", lambda: "")
+    monkeypatch.setattr("xformer.native.WHY_NOT", "XFORMER_NATIVE=off")
     with pytest.raises(ConfigError, match=r"^reproducible results need the native library"):
         Server([ServedModel("generator", generator)], ServeConfig(reproducible=True))

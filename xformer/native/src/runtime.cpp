@@ -340,7 +340,7 @@ Pool& the_pool() {
 
 // --- arrays of NumPy --------------------------------------------------------------------------------------------------
 
-// Where CPython and NumPy keep what describes an array. xformer/native/library.py checks that this holds.
+// Where CPython and NumPy keep what describes an array. xformer/native/__init__.py checks that this holds.
 struct Layout {
     int64_t head;         // size of PyObject; the type is its last member
     int64_t tuple_items;  // offset of the items of a tuple
