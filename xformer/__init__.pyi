@@ -147,7 +147,7 @@ from xformer.tracing.activations import intervene as intervene
 from xformer.tracing.activations import record as record
 from xformer.tracing.grad import grad as grad
 from xformer.tracing.jit import jit as jit
-from xformer.tracing.scan import scan as scan
+from xformer.tracing.jit import scan as scan
 from xformer.tracing.vmap import vmap as vmap
 from xformer.training import SGD as SGD
 from xformer.training import Adafactor as Adafactor

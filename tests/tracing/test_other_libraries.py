@@ -16,7 +16,7 @@ from tests.conftest import library_or_skip
 from tests.reference import for_each, raises_line
 from xformer.backends import array_namespace, from_host, to_host
 from xformer.errors import DifferentiationError
-from xformer.tracing import einops as registration
+from xformer.tracing import record as registration
 from xformer.tracing.rule import RULES
 
 scipy_special = pytest.importorskip("scipy.special")

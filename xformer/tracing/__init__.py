@@ -3,9 +3,8 @@
 from xformer.tracing import rules as rules
 from xformer.tracing.forward import hvp, jvp
 from xformer.tracing.grad import grad, remat, stop_gradient, value_and_grad, vjp
-from xformer.tracing.jit import jit
+from xformer.tracing.jit import jit, scan
 from xformer.tracing.rule import decomposition, defvjp, defvjp_sequence, not_differentiable
-from xformer.tracing.scan import scan
 from xformer.tracing.vmap import hessian, jacobian, vmap
 
 __all__ = [

@@ -27,8 +27,7 @@ from xformer.backends.arrays import check_class
 from xformer.errors import DifferentiationError, JitError
 from xformer.native.functions import LOWERINGS
 from xformer.threads import run_serially, setting
-from xformer.tracing.einops import register
-from xformer.tracing.record import Trace
+from xformer.tracing.record import Trace, register
 from xformer.tracing.tracer import CREATE, NUMBER, PLAIN, WRITE, WRITES_OUTER, Tracer
 from xformer.tree import items_of, map_items, rebuild_sequence
 

@@ -25,36 +25,21 @@ from xformer.backends.arrays import check_class
 from xformer.backends.library import NOT_PLAIN, as_arrays
 from xformer.errors import BackendError, DifferentiationError, XformerError
 from xformer.threads import setting
-from xformer.tracing.einops import register
+from xformer.tracing import record
 from xformer.tracing.graph import ACTIVE_GRAPH
-from xformer.tracing.record import Trace, bind_outputs, bind_rule, bind_sequence, bind_unstack, bind_without_rule
-from xformer.tracing.rule import OUTPUT_RULES, RULES, SEQUENCE_RULES, Pull, Record
+from xformer.tracing.rule import OUTPUT_RULES, RULE_OF_OPERATOR, RULES, SEQUENCE_RULES, Pull, Record
 from xformer.tracing.tracer import CREATE, PLAIN, WITHOUT_ARRAYS, WRITE, WRITES_OUTER, InnerArray, Tracer, value_of
 from xformer.tree import is_array, items_of, map_items, rebuild_sequence
 
 _ACTIVE: ContextVar[GradTrace | None] = ContextVar("active_trace", default=None)
 
-# The function whose derivative each operator shares.
-_RULE_OF_OPERATOR = {
-    "operator_abs": "abs",
-    "operator_add": "add",
-    "operator_matmul": "matmul",
-    "operator_mod": "remainder",
-    "operator_mul": "multiply",
-    "operator_neg": "negative",
-    "operator_pos": "positive",
-    "operator_pow": "pow",
-    "operator_sub": "subtract",
-    "operator_truediv": "divide",
-}
-_RULE_OF_OPERATOR |= {name.replace("operator", "inplace"): rule for name, rule in _RULE_OF_OPERATOR.items()}
 WRITTEN_LATER = (
     "an array that the derivative needs was written after it was used; write into a copy of it: "
     "xp.asarray(x, copy=True)"
 )
 
 
-class GradTrace(Trace):
+class GradTrace(record.Trace):
     """An Array API namespace whose functions record how to pull cotangents back.
 
     Attributes:
@@ -86,17 +71,17 @@ class GradTrace(Trace):
 
     def bind(self, name: str, function: Any) -> Any:
         """Return the traced version of a function of the base namespace."""
-        rule = RULES.get(_RULE_OF_OPERATOR.get(name, name))
+        rule = RULES.get(RULE_OF_OPERATOR.get(name, name))
         if rule is not None:
-            call = bind_rule(self, name, function, rule)
+            call = record.bind_rule(self, name, function, rule)
         elif name in SEQUENCE_RULES:
-            call = bind_sequence(self, name, function, SEQUENCE_RULES[name])
+            call = record.bind_sequence(self, name, function, SEQUENCE_RULES[name])
         elif name in OUTPUT_RULES:
-            call = bind_outputs(self, name, function, OUTPUT_RULES[name])
+            call = record.bind_outputs(self, name, function, OUTPUT_RULES[name])
         elif name == "unstack":
-            call = bind_unstack(self, function)
+            call = record.bind_unstack(self, function)
         else:
-            call = bind_without_rule(self, name, function)
+            call = record.bind_without_rule(self, name, function)
         return functools.wraps(function)(call) if hasattr(function, "__name__") else call
 
     # --- wrapping and unwrapping ------------------------------------------------------------------------------------
@@ -354,7 +339,7 @@ class GradTrace(Trace):
         name, args, keywords = view._origin[1:]
         if name == "getitem":
             return self.setitem(parent, new, *args)
-        name = _RULE_OF_OPERATOR.get(name, name)
+        name = RULE_OF_OPERATOR.get(name, name)
         if name not in RULES or view.size != parent.size or view.dtype != parent.dtype:
             raise DifferentiationError(f"the result of {name} was written; write into a copy: xp.asarray(x, copy=True)")
         ((select, pull),) = RULES[name].steps
@@ -482,7 +467,7 @@ def _pull(xp: Any, g: Any, saved: Any) -> Any:
 def tracing(base: Any, new: Callable[[Any], Any] | None = None) -> Iterator[Any]:
     """Open a trace that computes in `base` and is the innermost trace of this thread until the block ends."""
     namespace = (new or GradTrace)(base)
-    register()
+    record.register()
     try:
         with setting(_ACTIVE, namespace):
             yield namespace

@@ -6,6 +6,7 @@ functions without a rule, whose result is a constant unless they have a decompos
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import operator
@@ -15,11 +16,10 @@ from types import ModuleType
 from typing import Any
 
 from xformer import hints
-from xformer.backends import Library, extra
-from xformer.backends.special import special_function
+from xformer.backends import Library, device, extra, is_inexact
 from xformer.errors import DifferentiationError
 from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, Rule
-from xformer.tracing.tracer import BINARY_OPERATORS, OPERATORS, PLAIN, InnerArray, Tracer
+from xformer.tracing.tracer import BINARY_OPERATORS, OPERATORS, PLAIN, InnerArray, Tracer, numpy_functions
 from xformer.tree import is_array, rebuild_sequence
 
 Function = Callable[..., Any]
@@ -249,6 +249,8 @@ def innermost(trace: Any, name: str, call: Function, *, has_list: bool = False) 
 # Names of functions without a rule that a namespace has.
 _STANDARD = re.compile(r"arange|full|linspace|operator_|inplace_|getitem|setitem|to_device|random\.|special\.")
 IN_BOTH = {"matmul", "matrix_transpose", "tensordot", "vecdot"}  # the main namespace and linalg
+# Packages whose `special` has functions of scipy.special, by library.
+_SPECIAL = {"numpy": "scipy", "torch": "torch", "jax": "jax.scipy", "cupy": "cupyx.scipy"}
 _PYTHON_OPERATORS: dict[str, Function] = {f"operator_{name}": getattr(operator, f"__{name}__") for name in OPERATORS}
 
 
@@ -258,7 +260,7 @@ def base_function(base: Any, name: str) -> Any:
         return getattr(base, name)
     if "." in name:
         extension, _, name = name.partition(".")
-        return special_function(base, name) if extension == "special" else getattr(getattr(base, extension), name)
+        return _special_function(base, name) if extension == "special" else getattr(getattr(base, extension), name)
     if name == "special" and importlib.util.find_spec("scipy"):
         return importlib.import_module("scipy.special")  # which has the names
     if name in _PYTHON_OPERATORS:
@@ -266,6 +268,27 @@ def base_function(base: Any, name: str) -> Any:
     if name in _OWN_FUNCTIONS:
         return functools.partial(_OWN_FUNCTIONS[name], base)
     return getattr(base, name)
+
+
+def _special_function(library: Any, name: str) -> Any:
+    """Return the function of a library with this name, or that of SciPy, which computes on the host.
+
+    It takes no options of ufuncs, such as `where`.
+    """
+    package = _SPECIAL.get(library.name)
+    own = getattr(importlib.import_module(f"{package}.special"), name, None) if package else None
+    function = own or getattr(importlib.import_module("scipy.special"), name)
+
+    def call(*args: Any, **options: Any) -> Any:
+        if options:
+            raise DifferentiationError(f"special.{name} of a traced array has no argument {next(iter(options))}")
+        if own is not None:
+            return own(*args)
+        place = device(next(x for x in args if hasattr(x, "shape")))
+        values = (library.to_host(x) if hasattr(x, "shape") else x for x in args)
+        return library.from_host(function(*values), device=place)
+
+    return call
 
 
 class Extension:
@@ -303,3 +326,32 @@ def _in_place(name: str) -> Function:
 _OWN_FUNCTIONS: dict[str, Function] = {"getitem": lambda xp, x, key: x[key], "to_device": _to_device}
 _OWN_FUNCTIONS |= {"setitem": lambda xp, x, value, key: xp.set_item(x, value, key)}
 _OWN_FUNCTIONS |= {f"inplace_{name}": _in_place(name) for name in BINARY_OPERATORS}
+
+
+# --- einops and opt_einsum, which look for functions by the class of an array -----------------------------------------
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """Return a function of NumPy for traced arrays of any library."""
+    return lambda *args, **options: numpy_functions().call_function(name, args, options)
+
+
+@functools.cache
+def register() -> None:
+    """Register traced arrays with those packages that are installed and have the private names used here."""
+    with contextlib.suppress(Exception):
+        dispatch: Any = importlib.import_module("opt_einsum.backends.dispatch")
+        dispatch._cached_funcs |= {(name, "xformer"): _function(name) for name in ("einsum", "tensordot", "transpose")}
+    methods: dict[str, Any] = {
+        "is_appropriate_type": lambda x: type(x) is Tracer,
+        "is_float_type": lambda x: is_inexact(x.dtype),
+        "reduce": lambda x, operation, axes: _function(operation)(x, tuple(axes)),
+        "stack_on_zeroth_dimension": _function("stack"),
+        "add_axis": _function("expand_dims"),
+        "concat": _function("concatenate"),
+        **{name: _function(name) for name in ("einsum", "reshape", "tile", "transpose")},
+    }
+    attributes = {"framework_name": "xformer", **{name: staticmethod(method) for name, method in methods.items()}}
+    with contextlib.suppress(Exception):
+        base: Any = importlib.import_module("einops._backends").AbstractBackend
+        base.of_traced_arrays = type("Backend", (base,), attributes)  # einops asks for subclasses, and keeps none

@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from xformer.tracing.tracer import OPERATORS_OF_NUMPY
+
 Formula = Callable[..., Any]
 Pull = Callable[[Any, Any, Any], Sequence[Any]]
 
@@ -97,6 +99,10 @@ SEQUENCE_RULES: dict[str, Formula] = {}
 OUTPUT_RULES: dict[str, Formula] = {}
 DECOMPOSITIONS: dict[str, Formula] = {}
 NOT_DIFFERENTIABLE: set[str] = set()
+# The function whose derivative each operator shares.
+RULE_OF_OPERATOR = {"operator_abs": "abs"} | {f"operator_{name}": rule for rule, name in OPERATORS_OF_NUMPY.items()}
+RULE_OF_OPERATOR |= {"operator_pow": "pow", "operator_neg": "negative", "operator_pos": "positive"}
+RULE_OF_OPERATOR |= {name.replace("operator", "inplace"): rule for name, rule in RULE_OF_OPERATOR.items()}
 
 
 def defvjp(name: str, *formulas: Formula, positions: Sequence[int] | None = None) -> None:
