@@ -26,7 +26,7 @@ from xformer.backends import array_namespace, dtype_name, from_host, resolve, to
 from xformer.benchmarks.parts import DEFAULTS, VARIANTS, build
 from xformer.benchmarks.worker import duration
 from xformer.errors import BackendError, ConfigError, DataError, check_choice
-from xformer.ops.cross_entropy import cross_entropy
+from xformer.ops.softmax import cross_entropy
 from xformer.tracing.rule import RULES, SEQUENCE_RULES
 
 _PACKAGE = Path(__file__).parent

@@ -24,7 +24,7 @@ from tests.export.test_onnx import LANGUAGE_MODEL, LANGUAGE_MODELS, TRANSLATOR, 
 from tests.pipelines.test_checkpoints import llama, marian  # noqa: F401
 from tests.serve.test_explorer import STATIC, browser, tokens_of  # noqa: F401
 from xformer.export import export_web, find_runtime
-from xformer.models.attention_maps import attention_maps
+from xformer.models.transformer import attention_maps
 from xformer.pipelines import TextGenerator, Translator
 from xformer.pipelines.export import export_run
 

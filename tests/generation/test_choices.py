@@ -9,7 +9,7 @@ import pytest
 
 import xformer as xf
 from tests.reference import for_each
-from xformer.generation import choices, steps
+from xformer.generation import steps
 from xformer.ops import decoding
 
 is_native = decoding.is_native(np.zeros((1, 2), np.float32))
@@ -45,8 +45,8 @@ def models():
 def test_outputs_equal_those_of_the_definition(monkeypatch, name):
     """With their log-probabilities; the cache grows, and later searches continue with the same programs."""
     monkeypatch.setattr(steps, "_CHUNK_TIME", 1e9)  # ever larger chunks
-    made, read = [], choices.Choices.read_later
-    monkeypatch.setattr(choices.Choices, "read_later", lambda *args: made.append(args[2]) or read(*args))
+    made, read = [], steps.Choices.read_later
+    monkeypatch.setattr(steps.Choices, "read_later", lambda *args: made.append(args[2]) or read(*args))
     for (model, inputs), seed, length in itertools.product(models(), range(3), (7, 45)):
         options = {"max_new_tokens": length, "rng": xf.Rng(seed)} | SETTINGS[name]
         if isinstance(model, xf.Transformer):

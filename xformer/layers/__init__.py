@@ -2,12 +2,11 @@
 
 from xformer.errors import explain_moved_names as _explain_moved_names
 from xformer.layers.adapters import LoraWeight, lora, merge_lora
-from xformer.layers.attention import MultiHeadAttention
+from xformer.layers.attention import DisentangledAttention, FamilyAttention, MultiHeadAttention
 from xformer.layers.cache import KVCache, LayerCache
 from xformer.layers.convolution import AudioEmbedding, Conv1d, PatchEmbedding
 from xformer.layers.dropout import Dropout
 from xformer.layers.embedding import Embedding, InputEmbedding
-from xformer.layers.family_attention import DisentangledAttention, FamilyAttention
 from xformer.layers.feed_forward import (
     ClampedFeedForward,
     FeedForward,

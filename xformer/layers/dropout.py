@@ -6,7 +6,7 @@ from numbers import Real
 
 from xformer.backends import Array, array_namespace, device
 from xformer.errors import ConfigError
-from xformer.ops.dropout import dropout
+from xformer.ops.activations import dropout
 from xformer.random import Rng, check_rng
 from xformer.tree import Module, check_array
 

@@ -20,8 +20,7 @@ from xformer.errors import ConfigError, ShapeError, check_choice
 from xformer.layers.initializer import Init, initializer
 from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
-from xformer.ops.embedding import embedding
-from xformer.ops.rotate import rotate
+from xformer.ops.embedding import embedding, rotate
 from xformer.tree import Module, check_array
 
 _MIN_TABLE_ROWS = 64

@@ -1,7 +1,6 @@
 """Models: networks built from one configuration."""
 
 from xformer.layers.cache import DecodingCache
-from xformer.models.attention_maps import attention_maps
 from xformer.models.base import BaseModel, load
 from xformer.models.config import (
     EncoderConfig,
@@ -12,10 +11,9 @@ from xformer.models.config import (
     SpeechTransformerConfig,
     TransformerConfig,
 )
-from xformer.models.encoder import AttentionPooler, Encoder, MaskedLMHead, Pooler
-from xformer.models.image_encoder import ImageEncoder, ImageTextEncoder
+from xformer.models.encoder import AttentionPooler, Encoder, ImageEncoder, ImageTextEncoder, MaskedLMHead, Pooler
 from xformer.models.language_model import LanguageModel
-from xformer.models.transformer import SpeechTransformer, Transformer
+from xformer.models.transformer import SpeechTransformer, Transformer, attention_maps
 
 __all__ = [
     "AttentionPooler", "BaseModel", "DecodingCache", "Encoder", "EncoderConfig", "ImageEncoder", "ImageEncoderConfig",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
 from xformer import layers
 from xformer.backends import Array, array_namespace, from_host, is_floating
-from xformer.errors import ConfigError, ShapeError
+from xformer.errors import ConfigError, ShapeError, describe_type
 from xformer.layers.cache import DecodingCache, Memory, check_memory, last_tokens
 from xformer.layers.linear import as_dtype_of
 from xformer.layers.normalization import Norm
@@ -18,6 +19,8 @@ from xformer.layers.transformer import carried, final, total
 from xformer.models.base import BaseModel
 from xformer.models.builder import LayerFactory
 from xformer.models.config import SpeechTransformerConfig, TransformerConfig
+from xformer.models.encoder import Encoder
+from xformer.models.language_model import LanguageModel
 from xformer.models.token_ids import as_lengths, as_token_ids, check_padding_mask, ids_of, padding_mask, positions_of
 from xformer.random import Rng, split_rng
 from xformer.tracing.activations import named, record
@@ -433,3 +436,38 @@ def _positions(make: LayerFactory, config: TransformerConfig, num_layers: int, *
 
 def _as_tuple(positions: Positions) -> tuple[RelativePositions | None, ...]:
     return positions if isinstance(positions, tuple) else (positions,)
+
+
+# --- Attention weights of all layers, for inspection ------------------------------------------------------------------
+
+
+def attention_maps(model: BaseModel, *inputs: Any, **options: Any) -> dict[str, list[Array]]:
+    """Call a model and return the attention weights of all its layers.
+
+    Args:
+        model: Encoder-decoder, language model or encoder.
+        *inputs: Arguments of the model: ids (batch, length), for an encoder-decoder those of source and target.
+        **options: Further arguments of the model.
+
+    Returns:
+        Weights by part: "encoder" and "decoder" (self-attention) and "cross". Each is a list with one array
+        (batch, heads, queries, keys) per layer. A language model has "decoder" only, an encoder "encoder" only.
+
+    Raises:
+        ConfigError: For a model of another class.
+
+    Examples:
+        >>> from xformer.models import LanguageModelConfig
+        >>> config = LanguageModelConfig(vocab_size=13, d_model=8, num_heads=2, d_ff=16, num_layers=3)
+        >>> maps = attention_maps(LanguageModel(config), [[5, 4, 7]])
+        >>> print(*(weights.shape for weights in maps["decoder"]))
+        (1, 2, 3, 3) (1, 2, 3, 3) (1, 2, 3, 3)
+    """
+    parts = {"encoder": "encoder.*.self_*", "decoder": "decoder.*.self_*", "cross": "decoder.*.cross_*"}
+    if not isinstance(model, Transformer):
+        if not isinstance(model, LanguageModel | Encoder):
+            raise ConfigError(f"model is {describe_type(model)}; expected a Transformer, LanguageModel or Encoder")
+        parts = {"decoder" if isinstance(model, LanguageModel) else "encoder": "layers.*.self_*"}
+    with record(model, "*attention.weights") as recorded:
+        model(*inputs, **options)
+    return {part: [x for name, x in recorded.items() if fnmatchcase(name, pattern)] for part, pattern in parts.items()}

@@ -5,15 +5,13 @@
 
 from xformer.backends.library import on_load as _on_load
 from xformer.errors import check_arguments as _check_arguments
-from xformer.ops.activations import activation, gelu_tanh, quick_gelu, relu, relu_squared, silu
+from xformer.ops.activations import activation, dropout, gelu_tanh, quick_gelu, relu, relu_squared, silu
 from xformer.ops.activations import gelu as _gelu
 from xformer.ops.attention import attention as _attention
 from xformer.ops.attention import attention_weights
 from xformer.ops.blocks import BlockWeight, PackedBlocks
-from xformer.ops.cross_entropy import cross_entropy as _cross_entropy
 from xformer.ops.decoding import logsumexp, top_k
-from xformer.ops.dropout import dropout
-from xformer.ops.embedding import embedding
+from xformer.ops.embedding import embedding, rotate
 from xformer.ops.experts import apply_experts
 from xformer.ops.linear import linear, project_heads
 from xformer.ops.norms import layer_norm as _layer_norm
@@ -21,7 +19,7 @@ from xformer.ops.norms import rms_norm as _rms_norm
 from xformer.ops.operation import Kernel, Operation, explain, register
 from xformer.ops.operation import load_with_library as _load_with_library
 from xformer.ops.optimizers import adafactor, adam, cast, muon, sgd, squared_norm
-from xformer.ops.rotate import rotate
+from xformer.ops.softmax import cross_entropy as _cross_entropy
 from xformer.ops.softmax import softmax as _softmax
 from xformer.ops.weights import PackedWeight, QuantizedWeight
 

@@ -13,7 +13,7 @@ from xformer.backends import Array, accumulation_dtype, array_namespace, device,
 from xformer.backends.array_types import Device, Namespace
 from xformer.config import check_bool, check_count
 from xformer.errors import ConfigError, ShapeError
-from xformer.ops.dropout import apply_dropout, check_keep_probability
+from xformer.ops.activations import apply_dropout, check_keep_probability
 from xformer.ops.operation import FINITE, Operation
 from xformer.ops.softmax import softmax, softmax_cotangent
 

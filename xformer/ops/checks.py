@@ -21,7 +21,7 @@ import numpy as np
 from xformer.backends import Array, array_namespace, device, dtype_name, is_floating, to_host
 from xformer.environment import on_clear
 from xformer.errors import BackendError
-from xformer.ops.cache_file import CacheFile
+from xformer.io import CacheFile
 from xformer.tracing.grad import unbroadcast
 
 # Classes of operation.py, which imports this module.

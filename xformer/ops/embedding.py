@@ -1,4 +1,4 @@
-"""Embedding: rows of a weight by token id."""
+"""Embedding: rows of a weight by token id; and rotary positions."""
 
 from __future__ import annotations
 
@@ -61,3 +61,48 @@ def embedding(weight: Array | InferenceWeight, ids: Array, *, scale: float = 1.0
     if hasattr(ids, "dtype") and dtype_name(ids.dtype) in ("uint8", "int8", "int16"):  # torch reads no rows by these
         ids = array_namespace(ids).astype(ids, array_namespace(ids).index_dtype)
     return _operation(weight, ids, scale=scale)
+
+
+# --- Rotation of pairs of features, for rotary positions (Su et al., 2021, section 3.4.2) -----------------------------
+
+
+def _rotate_forward(x: Array, cosine: Array, sine: Array, *, save: bool) -> tuple[Array, Any]:
+    half = cosine.shape[-1]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    rotated = [first * cosine - second * sine, second * cosine + first * sine]
+    if x.shape[-1] > 2 * half:
+        rotated.append(x[..., 2 * half :])
+    return array_namespace(x).concat(rotated, axis=-1), (cosine, sine)
+
+
+def _rotate_vjp(g: Array, residuals: Any, needs: Any) -> tuple[Any, ...]:
+    cosine, sine = residuals
+    return rotate(g, cosine, -sine), None, None
+
+
+_rotate = Operation(
+    "rotate",
+    "x: (..., length, head_dim) float, cosine: (length, half) float, sine: (length, half) float "
+    "-> (..., length, head_dim)",
+    _rotate_forward,
+    _rotate_vjp,
+    conditions={"2 * half <= head_dim": lambda sizes: 2 * sizes["half"] <= sizes["head_dim"]},
+)
+
+
+def rotate(x: Array, cosine: Array, sine: Array) -> Array:
+    """Rotate the pairs of features (i, i + half) by angles; features beyond the first 2 half pass unchanged.
+
+    Args:
+        x: Array of shape (batch, heads, length, head_dim), floating.
+        cosine: Cosines of the angles, (length, half) with 2 half <= head_dim, in the dtype of x; a constant: no
+            derivative is computed.
+        sine: Sines of the angles, of the same shape.
+
+    Returns:
+        Array of the shape and dtype of x.
+
+    Raises:
+        ShapeError: If shapes or dtypes do not match.
+    """
+    return _rotate(x, cosine, sine)

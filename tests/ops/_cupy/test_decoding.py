@@ -14,7 +14,7 @@ from tests.ops._cupy.cuda_cases import DTYPES, normal
 from tests.reference import for_each
 from xformer.backends import resolve, to_host
 from xformer.generation import steps
-from xformer.generation.choices import Choices, _step
+from xformer.generation.steps import Choices, _step
 from xformer.kernels.cupy import calls, decoding
 from xformer.kernels.cupy import linear as cupy_linear
 from xformer.layers.quantization import columns_of_one

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from xformer.io import CacheFile
 from xformer.kernels.cupy.launch import cuda
-from xformer.ops.cache_file import CacheFile
 from xformer.threads import fork_safe_lock
 
 _RESULTS, _LOCK = CacheFile("fastest_products.json"), fork_safe_lock()
