@@ -16,7 +16,7 @@ from tests.ops._cupy import cuda_on_host, fake_cublas
 from tests.ops.replace_kernels import replace_kernels
 from xformer import ops, vjp
 from xformer.backends import dtype_name, from_host, is_floating, resolve
-from xformer.kernels.cupy import cublas, cublaslt, kernels, plans
+from xformer.kernels.cupy import cublas, cublaslt, kernels, launch
 from xformer.kernels.cupy import launch as cuda_launch
 
 
@@ -115,10 +115,10 @@ def fake_cublaslt(tmp_path_factory):
 def use_fake_cublas(fake_cublaslt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace cuBLAS and cuBLASLt by stand-ins, with empty caches."""
     monkeypatch.setattr(cublaslt, "library", lambda: fake_cublaslt)
-    monkeypatch.setattr(cublaslt, "_plans", plans.Plans(512))
-    monkeypatch.setattr(cublaslt, "_failures", plans.Failures())
-    monkeypatch.setattr(plans, "current", lambda: (0, 54321))
-    monkeypatch.setattr(plans, "workspace", lambda size: np.empty(size, np.uint8))
+    monkeypatch.setattr(cublaslt, "_plans", launch.Plans(512))
+    monkeypatch.setattr(cublaslt, "_failures", launch.Failures())
+    monkeypatch.setattr(launch, "current", lambda: (0, 54321))
+    monkeypatch.setattr(launch, "workspace", lambda size: np.empty(size, np.uint8))
     monkeypatch.setattr(cublas, "binding_and_handle", lambda: (fake_cublas.Binding(), fake_cublas.HANDLE))
     monkeypatch.setattr(cublas, "pointer", lambda array: array.ctypes.data)
 

@@ -17,7 +17,7 @@ from tests.ops._cupy.fake_cublas import DTYPES, HANDLE, Binding, dtype_named
 from tests.reference import for_each
 from xformer.backends import array_namespace
 from xformer.errors import is_out_of_memory
-from xformer.kernels.cupy import cublas, plans
+from xformer.kernels.cupy import cublas, launch
 from xformer.kernels.cupy.cublas import batched_product
 
 
@@ -161,7 +161,7 @@ def calls(monkeypatch):
     names = ["cublasSetStream_v2", "cublasSetWorkspace_v2"]
     names += "cublasGemmEx", "cublasGemmStridedBatchedEx", "cublasGemmBatchedEx"
     library = types.SimpleNamespace(**{name: function(name) for name in names})
-    monkeypatch.setattr(plans, "current", lambda: (0, 54321))
+    monkeypatch.setattr(launch, "current", lambda: (0, 54321))
     return library, calls
 
 
@@ -218,7 +218,7 @@ FIRST_CALL = """
 import ctypes, sys, types
 import numpy as np
 from xformer.ops import linear
-from xformer.kernels.cupy import cublas, cublaslt, launch, plans
+from xformer.kernels.cupy import cublas, cublaslt, launch
 from xformer.kernels.cupy.linear import KERNELS
 from xformer.ops.operation import OPERATIONS, load_kernels
 
@@ -231,7 +231,7 @@ runtime = types.SimpleNamespace(runtimeGetVersion=lambda: 13020)
 cuda = types.SimpleNamespace(device=types.SimpleNamespace(get_cublas_handle=get_cublas_handle), runtime=runtime)
 launch.cuda = cublas.cuda = lambda: cuda
 cublas.pointer = lambda array: array.ctypes.data
-plans.current = lambda: (0, 54321)
+launch.current = lambda: (0, 54321)
 load_kernels("numpy")
 OPERATIONS["linear"].kernels["numpy"] = KERNELS
 launch.is_current_device = lambda array: True

@@ -17,7 +17,7 @@ from tests.ops.conftest import use_fake_cublas
 from tests.reference import for_each
 from xformer import environment, vjp
 from xformer.backends import to_host
-from xformer.kernels.cupy import cublaslt, fastest, plans
+from xformer.kernels.cupy import cublaslt, launch
 from xformer.kernels.cupy.cublaslt import affine, gradients
 from xformer.ops import linear
 
@@ -99,8 +99,8 @@ def clock(products, monkeypatch, tmp_path):
     event = SimpleNamespace(record=lambda stream: None, synchronize=lambda: None)
     stream = SimpleNamespace(is_capturing=lambda: found.is_capturing)
     stub = SimpleNamespace(Event=lambda: event, get_current_stream=lambda: stream, get_elapsed_time=milliseconds)
-    monkeypatch.setattr(fastest, "cuda", lambda: stub)
-    monkeypatch.setattr(plans, "device_properties", lambda device: ("H100", 90))
+    monkeypatch.setattr(cublaslt, "cuda", lambda: stub)
+    monkeypatch.setattr(launch, "device_properties", lambda device: ("H100", 90))
     monkeypatch.setattr(cublaslt, "_MIN_OPERATIONS", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     environment.clear_cache()
@@ -111,7 +111,7 @@ def clock(products, monkeypatch, tmp_path):
 
 def chosen(monkeypatch, separate=("apart",)):
     """Compute gradients in a new thread's cache of plans; return the place of the algorithm, or what `separate` is."""
-    monkeypatch.setattr(cublaslt, "_plans", plans.Plans(9))
+    monkeypatch.setattr(cublaslt, "_plans", launch.Plans(9))
     rows, g_rows = (normal(6, size, seed=size).astype("float32") for size in (4, 5))
     result = gradients(rows, g_rows, lambda: separate)
     if result is separate:

@@ -12,7 +12,7 @@ import pytest
 from tests.ops._cupy import stub_drivers
 from xformer.kernels.cupy import cublas, cudnn_plans, launch
 from xformer.kernels.cupy import cudnn as cupy_cudnn
-from xformer.kernels.cupy.cudnn_graph import Spec, describe
+from xformer.kernels.cupy.cudnn_plans import Spec, describe
 
 # What cuDNN says of one, by create_device_properties(0).serialize(), from NVIDIA's data sheets.
 H200 = {

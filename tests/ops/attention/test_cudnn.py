@@ -23,7 +23,7 @@ from xformer.backends import array_namespace, to_host
 from xformer.backends.numpy import NumpyLibrary
 from xformer.errors import ShapeError
 from xformer.kernels.cupy import attention as cupy_attention
-from xformer.kernels.cupy import cublas, cudnn_plans, launch, plans
+from xformer.kernels.cupy import cublas, cudnn_plans, launch
 from xformer.kernels.cupy import cudnn as cupy_cudnn
 from xformer.ops import attention
 from xformer.ops.attention import _shared, sharing_masks
@@ -42,7 +42,7 @@ def cudnn(monkeypatch, launcher):
     monkeypatch.setattr(cudnn_plans, "current", lambda: (0, fake_cudnn.STREAM))
     monkeypatch.setattr(cudnn_plans, "device_properties", lambda device: ("NVIDIA H200", 90))
     monkeypatch.setattr(cudnn_plans, "workspace", lambda size: aligned(np.empty(max(size, 1), np.uint8)))
-    monkeypatch.setattr(cudnn_plans, "_failures", plans.Failures())
+    monkeypatch.setattr(cudnn_plans, "_failures", launch.Failures())
     monkeypatch.setattr(cupy_cudnn, "_MIN_SCORES", 1)
     monkeypatch.setattr(cupy_cudnn, "_MIN_KEYS", 1)
     monkeypatch.setattr(cudnn_plans, "cache_directory", no_directory)
@@ -67,7 +67,7 @@ def no_directory():
 def forget(monkeypatch):
     """Be a thread that has no plans yet."""
     monkeypatch.setattr(cudnn_plans, "_thread_data", threading.local())
-    monkeypatch.setattr(cudnn_plans, "_plans", plans.Plans(256))
+    monkeypatch.setattr(cudnn_plans, "_plans", launch.Plans(256))
 
 
 def aligned(x):

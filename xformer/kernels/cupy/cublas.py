@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from xformer.backends import DType, array_namespace, dtype_name
 from xformer.backends import NativeArray as Array
 from xformer.environment import env_flag
-from xformer.kernels.cupy import launch, plans
+from xformer.kernels.cupy import launch
 from xformer.kernels.cupy.calls import enqueue
 from xformer.kernels.cupy.calls import pointer as pointer
 from xformer.kernels.cupy.launch import cuda
@@ -118,7 +118,7 @@ class _Direct:
         self._enqueue("cublasGemmBatchedEx", *arguments)
 
     def _enqueue(self, function: str, handle: int, *arguments: Any) -> None:
-        self._call("cublasSetStream_v2", handle, plans.current()[1])  # which also resets the workspace
+        self._call("cublasSetStream_v2", handle, launch.current()[1])  # which also resets the workspace
         if _captured.workspace is not None:
             self._call("cublasSetWorkspace_v2", handle, *_captured.workspace)
         self._call(function, handle, *arguments)

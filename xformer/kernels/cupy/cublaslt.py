@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
 from xformer.backends import NativeArray as Array
 from xformer.backends import dtype_name
-from xformer.kernels.cupy import cublas, plans
+from xformer.io import CacheFile
+from xformer.kernels.cupy import cublas, launch
 from xformer.kernels.cupy.calls import enqueue
-from xformer.kernels.cupy.fastest import fastest
-from xformer.kernels.cupy.launch import contiguous, empty
-from xformer.kernels.cupy.plans import Failures, Plans
+from xformer.kernels.cupy.launch import Failures, Plans, contiguous, cuda, empty
 from xformer.native import is_reproducible
+from xformer.threads import fork_safe_lock
 
 _MAX_WORKSPACE = 32 << 20  # bytes, as cuBLAS uses on Hopper
 # cublasLtMatmulDescAttributes_t, cublasLtMatmulPreferenceAttributes_t, cublasLtEpilogue_t
@@ -134,7 +135,7 @@ def _product(
     first, second = cublas.operand(b), cublas.operand(a)
     transposed, leading = (first.transposed, second.transposed), (first.leading, second.leading)
     spec = Spec(data_type, cublas.compute_type(data_type), n, m, k, transposed, leading, epilogue)
-    device, _ = plans.current()
+    device, _ = launch.current()
     arrays = first.array, second.array, (out := empty(a, (m, n))), bias
     addresses = map(cublas.pointer, arrays)
     alignments = tuple(next(size for size in _ALIGNED_TO if address % size == 0) for address in addresses)
@@ -152,7 +153,7 @@ def _product(
         if not error.is_unsupported:
             raise
         shapes = f"({m}, {k}) by ({k}, {n}), {dtype_name(a.dtype)}"
-        warning = f"cuBLASLt failed for {shapes}; the bias takes another pass over memory: {plans.one_line(error)}"
+        warning = f"cuBLASLt failed for {shapes}; the bias takes another pass over memory: {launch.one_line(error)}"
         # It has no kernels for some products of float32 whose addresses are not multiples of 16 bytes.
         _failures.add((spec, is_aligned, device), str(error), warning if is_aligned else None)
         return None
@@ -198,7 +199,7 @@ class _Plan:
     def choose(self, arrays: tuple[Array, ...], separately: Callable[[], Any]) -> None:
         """Let `best` be the fastest algorithm, or None if `separately` is; not while a graph captures the stream."""
         ways = [functools.partial(self.run, each, arrays) for each in self._algorithms]
-        device, _ = plans.device_properties(plans.current()[0])
+        device, _ = launch.device_properties(launch.current()[0])
         identity, (spec, alignments) = f"{device}, cuBLASLt {library().cublasLtGetVersion()}", self._key
         place = fastest(identity, f"{(*spec, *alignments)}", [*ways, separately])
         self.is_chosen = place is not None
@@ -212,13 +213,13 @@ class _Plan:
             self._bias = bias
         first_layout, second_layout, out_layout = self._layouts
         size = algorithm.workspace
-        space = plans.workspace(size) if size else None  # alive until the product is enqueued
+        space = launch.workspace(size) if size else None  # alive until the product is enqueued
         one = ctypes.addressof(_ONE_AND_ZERO)
         _check(
             "Matmul",
             *(self._handle, self._operation, one, first, first_layout, second, second_layout),
             *(one + 4, out, out_layout, out, out_layout, ctypes.addressof(algorithm)),
-            *(None if space is None else cublas.pointer(space), size, plans.current()[1]),
+            *(None if space is None else cublas.pointer(space), size, launch.current()[1]),
         )
 
     def _create(self, descriptor_type: str, *arguments: Any) -> c_void_p:
@@ -240,3 +241,49 @@ def _check(function: str, *arguments: Any) -> None:
 def _destroy(library: Any, descriptors: list[tuple[str, c_void_p]]) -> None:
     for descriptor_type, descriptor in descriptors:
         getattr(library, f"cublasLt{descriptor_type}Destroy")(descriptor)
+
+
+# --- The fastest of several ways, measured once for a shape and a device and kept in a file ---------------------------
+
+_RESULTS, _LOCK = CacheFile("fastest_products.json"), fork_safe_lock()
+_BEFORE, _REPETITIONS = 4, 2  # calls that keep the GPU busy while the host enqueues the one that is measured
+_MIN_GAIN = 0.97  # relative time from which another way than the first is worth while
+
+
+def fastest(identity: str, key: str, ways: Sequence[Callable[[], Any]]) -> int | None:
+    """Return the number of the fastest of functions that enqueue work, or None while a graph captures the stream.
+
+    Args:
+        identity: What the times depend on, besides the key: a device and versions.
+        key: What is computed.
+        ways: The functions. The first one is returned unless another is clearly faster.
+    """
+    with _LOCK:  # all threads take the same
+        known = _RESULTS.get(identity, key)
+        if type(known) is int and 0 <= known < len(ways):
+            return known
+        if cuda().get_current_stream().is_capturing():
+            return None
+        times = [_milliseconds(way) for way in ways]
+        times[0] *= _MIN_GAIN
+        best = times.index(min(times))
+        _RESULTS.set(identity, key, best)
+        return best
+
+
+def _milliseconds(way: Callable[[], Any]) -> float:
+    """Return the time of a function on the GPU; infinity if it fails."""
+    stream, times = cuda().get_current_stream(), []
+    try:
+        for _ in range(_REPETITIONS):
+            for _ in range(_BEFORE):
+                way()
+            start, end = cuda().Event(), cuda().Event()
+            start.record(stream)
+            way()
+            end.record(stream)
+            end.synchronize()
+            times.append(cuda().get_elapsed_time(start, end))
+    except (RuntimeError, MemoryError):
+        return math.inf
+    return float(min(times))

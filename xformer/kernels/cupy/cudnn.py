@@ -17,7 +17,7 @@ from xformer.kernels.cupy import attention as cupy_attention
 from xformer.kernels.cupy import cublas, cudnn_plans, launch
 from xformer.kernels.cupy.attention import empty_heads as _empty
 from xformer.kernels.cupy.calls import forbid_repeating
-from xformer.kernels.cupy.cudnn_graph import DTYPES, Layout, Spec, aligned_rows, packed
+from xformer.kernels.cupy.cudnn_plans import DTYPES, Layout, Spec, aligned_rows, packed
 from xformer.native import is_reproducible
 from xformer.ops.attention import shared
 from xformer.ops.operation import Kernel

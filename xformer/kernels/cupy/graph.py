@@ -11,7 +11,7 @@ from typing import Any
 import cupy
 
 from xformer.kernels.cupy.cublas import captured_workspace
-from xformer.kernels.cupy.plans import one_line
+from xformer.kernels.cupy.launch import one_line
 
 _NUM_WARM_UP = 2  # calls before the capture, which compile kernels, build plans and allocate memory
 _CUBLAS_WORKSPACE = 32 << 20  # bytes, as cuBLAS uses on Hopper

@@ -6,8 +6,7 @@ from xformer.backends import resolve
 from xformer.environment import env_value
 from xformer.errors import BackendError
 from xformer.kernels.cupy import cudnn_plans
-from xformer.kernels.cupy.launch import cuda, identity
-from xformer.kernels.cupy.plans import device_properties
+from xformer.kernels.cupy.launch import cuda, device_properties, identity
 from xformer.ops.checks import failures
 
 
