@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from xformer.backends import NativeArray as Array
 from xformer.backends import dtype_name
-from xformer.io import CacheFile
 from xformer.kernels.cupy import cublas, launch
 from xformer.kernels.cupy.calls import enqueue
 from xformer.kernels.cupy.launch import Failures, Plans, contiguous, cuda, empty
 from xformer.native import is_reproducible
+from xformer.ops.checks import CacheFile
 from xformer.threads import fork_safe_lock
 
 _MAX_WORKSPACE = 32 << 20  # bytes, as cuBLAS uses on Hopper

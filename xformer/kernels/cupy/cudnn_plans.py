@@ -26,10 +26,11 @@ from typing import Any, NamedTuple
 
 from xformer.environment import env_flag
 from xformer.errors import CheckpointError, how_to_install
-from xformer.io import atomic_write, cache_directory
+from xformer.io import atomic_write
 from xformer.kernels.cupy import cublas, launch
 from xformer.kernels.cupy.calls import enqueue
 from xformer.kernels.cupy.launch import Failures, Plans, current, device_properties, one_line, workspace
+from xformer.ops.checks import cache_directory
 
 _MIN_CUDNN, _MIN_CAPABILITY = 91900, 80
 _PRIVATE_VERSION = "1.32."  # versions of the frontend whose private `_execute` has the arguments that Plan.run passes
