@@ -11,7 +11,7 @@ import pytest
 
 import xformer as xf
 from tests.reference import for_each, raises_line
-from xformer import errors
+from xformer import errors, hints
 from xformer.errors import ConfigError, OutOfMemoryError, how_to_install, is_out_of_memory, out_of_memory
 
 EXTRAS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -109,3 +109,10 @@ def test_a_former_name_of_a_package_names_the_new_one():
     with pytest.raises(ImportError, match="StaticKVCache"):
         exec("from xformer.layers import StaticKVCache")
     assert not hasattr(xf.layers, "Unknown")
+
+
+def test_a_name_has_one_hint_in_a_table():
+    lines = Path(hints.__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines()
+    pairs = [line.split(": ", 1) for line in lines if line and line[0] not in "#["]
+    assert all(len(pair) == 2 for pair in pairs)
+    assert sum(len(names.split()) for names, _ in pairs) == sum(map(len, hints._TABLES.values()))
