@@ -80,7 +80,7 @@ from xformer.layers import load_balancing_loss as load_balancing_loss
 from xformer.layers import lora as lora
 from xformer.layers import merge_lora as merge_lora
 from xformer.layers import record_routing as record_routing
-from xformer.layers.normalization import Norm as Norm
+from xformer.layers.basic import Norm as Norm
 from xformer.layers.transformer import Residual as Residual
 from xformer.models import BaseModel as BaseModel
 from xformer.models import DecodingCache as DecodingCache
@@ -147,7 +147,7 @@ from xformer.tracing.activations import intervene as intervene
 from xformer.tracing.activations import record as record
 from xformer.tracing.grad import grad as grad
 from xformer.tracing.jit import jit as jit
-from xformer.tracing.jit import scan as scan
+from xformer.tracing.vmap import scan as scan
 from xformer.tracing.vmap import vmap as vmap
 from xformer.training import SGD as SGD
 from xformer.training import Adafactor as Adafactor
