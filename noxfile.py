@@ -95,7 +95,7 @@ def tests(session: nox.Session) -> None:
     # Doctests of a module whose array library is missing (CuPy without a GPU) are ignored.
     doctests = ["--doctest-modules", "--doctest-ignore-import-errors"]
     # pytest would leave these modules half imported, and other tests would use them.
-    for name in ("array_api_strict", "cupy_namespace", "jax", "mlx", "mlx_namespace", "ndonnx", "torch"):
+    for name in ("cupy_namespace", "jax", "mlx_namespace", "torch"):
         doctests += ["--ignore", f"xformer/backends/{name}.py"]
     arguments = with_paths(session, "xformer", "tests")
     environment = {**ONE_THREAD, **QUICK_JAX, "XFORMER_NPM": npm_directory(session)}

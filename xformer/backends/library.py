@@ -373,6 +373,45 @@ def random_bits(key: int, shape: tuple[int, ...]) -> Any:
     return words.view(np.uint16)[:count].reshape(shape)
 
 
+# --- libraries that need little of their own --------------------------------------------------------------------------
+
+
+class StrictLibrary(Library, library="array_api_strict"):
+    """How xformer uses array_api_strict, the reference implementation of the standard."""
+
+    def to_host(self, array: NativeArray) -> Any:
+        """Move the array to the CPU first: the devices are simulated, and NumPy reads only the CPU's arrays."""
+        return np.asarray(array.to_device(self.module.Device("CPU_DEVICE")))
+
+    def share_memory(self, x: NativeArray, y: NativeArray) -> bool:
+        """Compare the arrays of NumPy inside; there is no DLPack of the simulated devices."""
+        return bool(np.may_share_memory(x._array, y._array))
+
+
+class MlxLibrary(Library, library="mlx"):
+    """How xformer uses MLX, the array library of Apple, which also runs on the CPUs of Linux and on CUDA."""
+
+    def erf(self, x: NativeArray) -> NativeArray:
+        """Compute erf by MLX."""
+        return self.module.erf(x)
+
+    def scatter_add(self, target: NativeArray, indices: NativeArray, updates: NativeArray) -> NativeArray:
+        """Add by `at[].add`."""
+        return target.at[indices].add(updates)
+
+    def share_memory(self, x: NativeArray, y: NativeArray) -> bool:
+        """Compare the objects: a write into an array changes no slice of it."""
+        return x is y
+
+
+class NdonnxLibrary(Library, library="ndonnx"):
+    """How xformer uses ndonnx, whose arrays are computed by ONNX."""
+
+    def to_host(self, array: NativeArray) -> Any:
+        """Compute the array, which cannot be exported otherwise."""
+        return array.unwrap_numpy()
+
+
 # --- finding a library ------------------------------------------------------------------------------------------------
 
 # The names that users pass as `xp`, and the modules whose functions follow the standard.
@@ -504,7 +543,7 @@ def _import(name: str) -> ModuleType:
             # array_api_compat imports them, which takes longer than NumPy itself.
             _defer("numpy.f2py", "numpy.testing", "numpy.ma", "numpy.polynomial", "numpy.random")
         module = importlib.import_module(_STANDARD_MODULES.get(name) or known_backends()[name])
-        if name in _STANDARD_MODULES:
+        if name in _STANDARD_MODULES and name not in CLASSES:
             importlib.import_module(f"xformer.backends.{name}")
     except ImportError as error:
         if importlib.util.find_spec(name) is not None:
