@@ -24,7 +24,7 @@ from xformer import (
 )
 from xformer.backends import from_host
 from xformer.models import ModelConfig
-from xformer.models.builder import LayerFactory
+from xformer.models.base import LayerFactory
 from xformer.ops import cross_entropy
 from xformer.tree import map_arrays
 

@@ -10,9 +10,9 @@ from xformer import jit
 from xformer.benchmarks.computation import Backend, Computation
 from xformer.benchmarks.interleaved import Workload, name_with_dtype
 from xformer.layers import EncoderLayer, Initializer
-from xformer.layers.quantization import pack
+from xformer.layers.weights import pack
 from xformer.models import TransformerConfig
-from xformer.models.builder import LayerFactory
+from xformer.models.base import LayerFactory
 
 FIRST_ID = 4  # smaller ids are padding, start, end and unknown tokens
 

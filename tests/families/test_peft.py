@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 import xformer as xf
 from tests.checkpoints import DATA
 from xformer.errors import CheckpointError, ConfigError
-from xformer.layers.adapters import adapters_of
+from xformer.layers.weights import adapters_of
 from xformer.tree import with_fields
 
 # Modules of torch that get an adapter; those of GPT-2 have the weight (in_features, out_features).

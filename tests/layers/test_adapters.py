@@ -8,7 +8,7 @@ import pytest
 import xformer as xf
 from xformer.backends import array_namespace, to_host
 from xformer.errors import ConfigError
-from xformer.layers.adapters import LoraWeight
+from xformer.layers.weights import LoraWeight
 from xformer.tree import flatten, flatten_parameters, map_parameters, with_fields
 
 CONFIG = xf.LanguageModelConfig(vocab_size=23, d_model=16, num_heads=2, d_ff=32, num_layers=2, dropout=0.0)

@@ -12,7 +12,7 @@ from xformer import fit, generate, native
 from xformer.backends import to_host
 from xformer.errors import ConfigError
 from xformer.families import save_pretrained
-from xformer.layers.quantization import is_packed
+from xformer.layers.weights import is_packed
 
 if not native.is_available():
     pytest.skip(native.WHY_NOT, allow_module_level=True)

@@ -9,7 +9,7 @@ import pytest
 from tests.reference import raises_line, small_language_model
 from xformer.errors import CheckpointError
 from xformer.io import load_arrays, save_arrays
-from xformer.layers.adapters import lora
+from xformer.layers.weights import lora
 from xformer.models import Transformer, TransformerConfig
 from xformer.training import SGD, Adafactor, Adam, AdamW, Muon, load_parameters, save_parameters
 from xformer.training.checkpoint import TrainingFiles

@@ -23,7 +23,7 @@ from xformer.backends import Array, array_namespace, from_host, to_host
 from xformer.backends.numpy import NumpyLibrary
 from xformer.errors import CheckpointError, ConfigError, DataError, OutOfMemoryError, TrainingError
 from xformer.layers import lora
-from xformer.layers.dropout import Dropout
+from xformer.layers.basic import Dropout
 from xformer.models import LanguageModel
 from xformer.ops import cross_entropy
 from xformer.training import (

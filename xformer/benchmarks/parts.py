@@ -25,7 +25,7 @@ from xformer.generation import GenerationConfig
 from xformer.generation.generate import generate
 from xformer.layers import FeedForward, Initializer, LayerNorm, MultiHeadAttention
 from xformer.models import Transformer, TransformerConfig
-from xformer.models.builder import LayerFactory
+from xformer.models.base import LayerFactory
 from xformer.tracing.jit import jit
 from xformer.training.loss import translation_loss
 from xformer.training.optimizers import Adam

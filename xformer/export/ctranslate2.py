@@ -12,7 +12,7 @@ import numpy as np
 
 from xformer.errors import BackendError, ConfigError, check_choice, describe_type
 from xformer.io import atomic_directory
-from xformer.layers.adapters import check_no_adapters
+from xformer.layers.weights import check_no_adapters
 from xformer.models import BaseModel, LanguageModel, Transformer
 from xformer.models.config import GATED
 from xformer.ops.decoding import log_softmax

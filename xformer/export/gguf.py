@@ -21,8 +21,8 @@ from xformer.families.checkpoint import Progress, tensors_of, writable_family, w
 from xformer.families.family import FAMILIES, Family
 from xformer.families.peft import PREFIX, lora_tensors
 from xformer.io import atomic_write, check_no_overwrite
-from xformer.layers.adapters import adapters_of
 from xformer.layers.positions import rope_frequencies
+from xformer.layers.weights import adapters_of
 from xformer.models import LanguageModel
 from xformer.tokenizers import BaseTokenizer
 from xformer.tokenizers.gguf import tokenizer_metadata

@@ -15,8 +15,8 @@ from xformer.errors import BackendError, ConfigError, describe_type, how_to_inst
 from xformer.families.checkpoint import generation_config
 from xformer.io import atomic_write, write_json
 from xformer.layers import KVCache, LayerCache
-from xformer.layers.adapters import check_no_adapters
 from xformer.layers.cache import DecodingCache, Memory
+from xformer.layers.weights import check_no_adapters
 from xformer.models import (
     BaseModel,
     Encoder,

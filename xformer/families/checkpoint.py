@@ -28,9 +28,8 @@ from xformer.families.layouts import Layout
 from xformer.families.tensor_files import TensorFiles, remove_shards
 from xformer.io import atomic_write, check_path, read_json, save_arrays, write_json
 from xformer.layers import Initializer
-from xformer.layers.adapters import check_no_adapters
 from xformer.layers.positions import sinusoidal
-from xformer.layers.quantization import inference_weights_of
+from xformer.layers.weights import check_no_adapters, inference_weights_of
 from xformer.models.base import BaseModel
 from xformer.models.config import GATED, PROBLEM_TYPES
 from xformer.ops.blocks import BlockWeight

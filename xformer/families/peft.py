@@ -16,7 +16,7 @@ from xformer.families.family import FAMILIES, Family
 from xformer.families.layouts import Layout
 from xformer.families.tensor_files import read_header
 from xformer.io import check_path, file_errors, read_json, save_arrays, write_json
-from xformer.layers.adapters import LoraWeight, adapters_of, linear_maps, with_adapters
+from xformer.layers.weights import LoraWeight, adapters_of, linear_maps, with_adapters
 from xformer.models import LanguageModel, Transformer
 from xformer.models.base import BaseModel
 from xformer.ops.weights import InferenceWeight

@@ -1,11 +1,10 @@
 """Layers: immutable modules whose forward code uses the Array API only."""
 
 from xformer.errors import explain_moved_names as _explain_moved_names
-from xformer.layers.adapters import LoraWeight, lora, merge_lora
 from xformer.layers.attention import DisentangledAttention, FamilyAttention, MultiHeadAttention
+from xformer.layers.basic import Dropout, Identity, Initializer, LayerNorm, Linear, MaxScaledLayerNorm, RMSNorm
 from xformer.layers.cache import KVCache, LayerCache
 from xformer.layers.convolution import AudioEmbedding, Conv1d, PatchEmbedding
-from xformer.layers.dropout import Dropout
 from xformer.layers.embedding import Embedding, InputEmbedding
 from xformer.layers.feed_forward import (
     ClampedFeedForward,
@@ -16,9 +15,6 @@ from xformer.layers.feed_forward import (
     load_balancing_loss,
     record_routing,
 )
-from xformer.layers.initializer import Initializer
-from xformer.layers.linear import Linear
-from xformer.layers.normalization import Identity, LayerNorm, MaxScaledLayerNorm, RMSNorm
 from xformer.layers.pointer_generator import CopyHead
 from xformer.layers.positions import (
     ALiBi,
@@ -30,7 +26,6 @@ from xformer.layers.positions import (
     remaining_length,
     sinusoidal,
 )
-from xformer.layers.quantization import pack, quantize, unpack
 from xformer.layers.transformer import (
     ConvolutionEncoderLayer,
     DecoderLayer,
@@ -42,6 +37,7 @@ from xformer.layers.transformer import (
     SandwichNorm,
     SharedNormEncoderLayer,
 )
+from xformer.layers.weights import LoraWeight, lora, merge_lora, pack, quantize, unpack
 
 _explain_moved_names(__name__)
 

@@ -13,11 +13,8 @@ from xformer.backends import Array, array_namespace, device, dtype_name, extra
 from xformer.backends.arrays import is_of_numpy
 from xformer.config import check_bool, check_heads
 from xformer.errors import ConfigError, ShapeError, check_arguments, unknown_argument
+from xformer.layers.basic import Dropout, Init, Linear, Norm, as_dtype_of, initializer
 from xformer.layers.cache import KVCache
-from xformer.layers.dropout import Dropout
-from xformer.layers.initializer import Init, initializer
-from xformer.layers.linear import Linear, as_dtype_of
-from xformer.layers.normalization import Norm
 from xformer.layers.positions import Rotation
 from xformer.ops import project_heads
 from xformer.ops.attention import Edit, attention, attention_weights, cached_attention, fuses_cache, visible

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from xformer.backends import Array, array_namespace, device
 from xformer.config import check_bool
-from xformer.layers.initializer import Init, initializer
-from xformer.layers.linear import as_dtype_of
+from xformer.layers.basic import Init, as_dtype_of, initializer
 from xformer.ops.activations import Activation
 from xformer.ops.linear import linear
 from xformer.tree import Module, check_array, wrong_array

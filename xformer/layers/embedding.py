@@ -6,10 +6,7 @@ import math
 
 from xformer.backends import Array, array_namespace, device, extra, is_floating
 from xformer.config import check_bool
-from xformer.layers.dropout import Dropout
-from xformer.layers.initializer import Init, initializer
-from xformer.layers.linear import Linear, as_dtype_of
-from xformer.layers.normalization import Norm
+from xformer.layers.basic import Dropout, Init, Linear, Norm, as_dtype_of, initializer
 from xformer.layers.positions import LearnedPositions, Sinusoidal
 from xformer.ops.embedding import embedding
 from xformer.ops.linear import linear

@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 from xformer.backends import Array, array_namespace, device, dtype_name, extra, is_half_precision, to_library_of
 from xformer.config import check_bool, check_count
 from xformer.errors import ConfigError
-from xformer.layers.dropout import Dropout
-from xformer.layers.initializer import Init, initializer
-from xformer.layers.linear import Linear, as_dtype_of
+from xformer.layers.basic import Dropout, Init, Linear, as_dtype_of, initializer
 from xformer.ops.activations import Activation, gated, logistic
 from xformer.ops.activations import activation as activation_named
 from xformer.ops.decoding import top_k

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from xformer.backends import Array, accumulation_dtype, array_namespace, device, extra
-from xformer.layers.initializer import Init, initializer
-from xformer.layers.linear import Linear, as_dtype_of
+from xformer.layers.basic import Init, Linear, as_dtype_of, initializer
 from xformer.ops import attention_weights, softmax
 from xformer.tree import Module, check_array
 

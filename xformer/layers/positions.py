@@ -17,9 +17,7 @@ import numpy as np
 from xformer.backends import Array, Device, DType, Namespace, array_namespace, device, dtype_name, resolve
 from xformer.backends.dtypes import is_half_precision
 from xformer.errors import ConfigError, ShapeError, check_choice
-from xformer.layers.initializer import Init, initializer
-from xformer.layers.linear import as_dtype_of
-from xformer.layers.normalization import Norm
+from xformer.layers.basic import Init, Norm, as_dtype_of, initializer
 from xformer.ops.embedding import embedding, rotate
 from xformer.tree import Module, check_array
 

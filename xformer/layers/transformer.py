@@ -9,11 +9,10 @@ from xformer.backends import Array, array_namespace, extra
 from xformer.backends.array_types import T
 from xformer.errors import ConfigError
 from xformer.layers.attention import MultiHeadAttention
+from xformer.layers.basic import Dropout, LayerNorm, Norm, RMSNorm
 from xformer.layers.cache import LayerCache
 from xformer.layers.convolution import Conv1d
-from xformer.layers.dropout import Dropout
 from xformer.layers.feed_forward import FeedForward, MixtureOfExperts
-from xformer.layers.normalization import LayerNorm, Norm, RMSNorm
 from xformer.ops import activation as activation_named
 from xformer.ops.norms import add_norm, fuses_add_norm
 from xformer.random import Rng, split_rng

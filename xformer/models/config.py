@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from xformer.config import Config, check_heads, contradiction, option
 from xformer.errors import ConfigError
-from xformer.layers.normalization import NORMS
+from xformer.layers.basic import NORMS
 from xformer.layers.positions import SINUSOIDAL_LAYOUTS
 from xformer.layers.transformer import RESIDUALS
 from xformer.ops.activations import ACTIVATIONS, Activation

@@ -22,11 +22,10 @@ from xformer.layers import (
     RelativeEmbedding,
     SharedNormEncoderLayer,
 )
-from xformer.layers.normalization import Norm
+from xformer.layers.basic import Norm
 from xformer.layers.positions import RelativePositions
 from xformer.layers.transformer import Residual, final
-from xformer.models.base import BaseModel
-from xformer.models.builder import LayerFactory
+from xformer.models.base import BaseModel, LayerFactory
 from xformer.models.config import EncoderConfig, ImageEncoderConfig, ImageTextEncoderConfig
 from xformer.models.token_ids import as_token_ids, ids_of, pad, padding_mask, positions_of
 from xformer.ops.activations import Activation, activation

@@ -9,12 +9,11 @@ from xformer import masks, native
 from xformer.backends import Array, array_namespace, device
 from xformer.errors import ConfigError
 from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear, SharedNormEncoderLayer
+from xformer.layers.basic import Norm
 from xformer.layers.cache import DecodingCache, last_tokens
-from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions
 from xformer.layers.transformer import carried, final, total
-from xformer.models.base import BaseModel
-from xformer.models.builder import LayerFactory
+from xformer.models.base import BaseModel, LayerFactory
 from xformer.models.config import LanguageModelConfig
 from xformer.models.token_ids import as_segment_ids, as_token_ids, ids_of, padding_mask, positions_of, segment_positions
 from xformer.random import Rng, split_rng

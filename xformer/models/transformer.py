@@ -11,13 +11,11 @@ import numpy as np
 from xformer import layers
 from xformer.backends import Array, array_namespace, from_host, is_floating
 from xformer.errors import ConfigError, ShapeError, describe_type
+from xformer.layers.basic import Norm, as_dtype_of
 from xformer.layers.cache import DecodingCache, Memory, check_memory, last_tokens
-from xformer.layers.linear import as_dtype_of
-from xformer.layers.normalization import Norm
 from xformer.layers.positions import RelativePositions, remaining_length
 from xformer.layers.transformer import carried, final, total
-from xformer.models.base import BaseModel
-from xformer.models.builder import LayerFactory
+from xformer.models.base import BaseModel, LayerFactory
 from xformer.models.config import SpeechTransformerConfig, TransformerConfig
 from xformer.models.encoder import Encoder
 from xformer.models.language_model import LanguageModel

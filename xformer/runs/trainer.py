@@ -17,7 +17,7 @@ from xformer.distributed import Communicator, ShardedOptimizer, SingleProcess, b
 from xformer.errors import CheckpointError, ConfigError, ShapeError
 from xformer.families.run_directory import RunDirectory
 from xformer.io import load_arrays, restore_like, save_arrays
-from xformer.layers.adapters import has_adapters, merge_lora
+from xformer.layers.weights import has_adapters, merge_lora
 from xformer.models import LanguageModel
 from xformer.random import Rng
 from xformer.runs.tasks import Task

@@ -20,7 +20,7 @@ from xformer import io
 from xformer.backends import array_namespace
 from xformer.backends.array_types import T
 from xformer.errors import CheckpointError, ConfigError, describe_type
-from xformer.layers.adapters import has_adapters
+from xformer.layers.weights import has_adapters
 from xformer.models.base import BaseModel
 from xformer.tree import Module, is_array, replace
 

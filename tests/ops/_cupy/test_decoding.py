@@ -17,7 +17,7 @@ from xformer.generation import steps
 from xformer.generation.steps import Choices, _step
 from xformer.kernels.cupy import calls, decoding
 from xformer.kernels.cupy import linear as cupy_linear
-from xformer.layers.quantization import columns_of_one
+from xformer.layers.weights import columns_of_one
 from xformer.ops import attention, project_heads
 from xformer.ops.attention import cached_attention
 from xformer.ops.decoding import choose, truncate
