@@ -2,7 +2,7 @@
 
 Everything else in xformer is written against the standard: `xp = array_namespace(x)`, then `xp.exp(x)`. The namespace
 is a `Library`, which also answers what xformer asks about its arrays. All facts about a single library are in the
-module with its name (numpy, cupy, torch, jax, array_api_strict, mlx, ndonnx).
+module with its name (numpy, cupy, torch, jax), those of small adaptations at the end of `library`.
 """
 
 from xformer.backends.array_types import Array, ArrayNamespace, Device, DType, Namespace, NativeArray

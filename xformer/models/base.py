@@ -1,4 +1,7 @@
-"""Saving and loading of models: safetensors files of parameters by name, with the configuration in the metadata."""
+"""The class of all models, which saves and loads them, and the factory of the layers that a configuration describes.
+
+A file is one of safetensors: parameters by name, with the configuration in the metadata.
+"""
 
 from __future__ import annotations
 
