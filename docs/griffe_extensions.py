@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+import re
 from typing import Any
 
 import griffe
@@ -18,6 +19,8 @@ class Options(griffe.Extension):
         config = getattr(importlib.import_module(cls.module.path), cls.name, None)
         if not isinstance(config, type) or not issubclass(config, Config) or config is Config:
             return
+        if cls.docstring:  # which describes the fields for `help`
+            cls.docstring.value = re.sub(r"\nArgs:\n(    .*\n?)+", "", cls.docstring.value)
         for field in dataclasses.fields(config):
             if field.name in cls.members and field.metadata.get("help"):
                 values = describe_values(field.metadata)

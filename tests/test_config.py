@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
+import inspect
 import pickle
 import re
 
@@ -22,7 +24,18 @@ class Base(Config):
 
 
 class Derived(Base):
-    depth: int = option("Number of layers.", at_least=1)
+    """A configuration with a docstring.
+
+    Args:
+        depth: Number of layers. The longer description of
+            this field has a second line.
+        width: No field.
+
+    Raises:
+        mode: No description.
+    """
+
+    depth: int = option(at_least=1)
 
 
 def test_numpy_numbers_become_those_of_python():
@@ -95,6 +108,19 @@ def test_options_can_be_listed():
     assert options["rate"] == ("float", "", "Dropout probability.")
     assert options["limit"] == ("int", "Limits", "Most tokens.")
     assert options["flag"] == ("bool", "Limits", "A switch.")  # an option without a panel follows the one before it
+    own = {name: field.metadata["help"] for name, _, _, field in options_of(Derived)}
+    assert own["depth"] == "Number of layers. The longer description of this field has a second line."
+    assert own["mode"] == "Kind of norm."
+
+
+def test_every_option_has_help_and_every_description_an_option():
+    for module in ("generation.config", "models.config", "pipelines.options", "runs.config", "serve.config"):
+        for config in vars(importlib.import_module(f"xformer.{module}")).values():
+            if isinstance(config, type) and issubclass(config, Config) and config is not Config:
+                helps = {name: field.metadata["help"] for name, _, _, field in options_of(config)}
+                assert all(text.endswith((".", "repeatable")) for text in helps.values()), (config, helps)
+                arguments = inspect.cleandoc(config.__doc__ or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+                assert set(re.findall(r"^    (\w+):", arguments, re.MULTILINE)) <= helps.keys(), config
 
 
 def test_bytes_are_no_integers():

@@ -1,7 +1,8 @@
 """Configurations: frozen dataclasses whose fields carry their help text, range and choices.
 
-`option` declares a field. `Config` checks every value when a configuration is made. The options of the command line and
-the tables of the reference documentation are generated from the same metadata.
+`option` declares a field, which the docstring of the class describes. `Config` checks every value when a configuration
+is made. The options of the command line and the tables of the reference documentation are generated from the same
+metadata.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import dataclasses
 import inspect
 import math
 import operator
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
+from types import MappingProxyType
 from typing import Any, ClassVar, Self, dataclass_transform
 
 import numpy as np
@@ -33,10 +36,11 @@ _BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "at_most": (operator.le, "at most {}"),
     "below": (operator.lt, "a number below {}"),
 }
+_ARGUMENT = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)  # of a docstring, and its description
 
 
 def option(
-    help: str,
+    help: str = "",
     *,
     default: Any = dataclasses.MISSING,
     choices: Collection[str] | None = None,
@@ -50,7 +54,8 @@ def option(
     """Declare a field of a `Config`.
 
     Args:
-        help: Description, one sentence; shown by `--help` and in the reference.
+        help: Description, shown by `--help` and in the reference; default what the "Args" of the docstring of the
+            class say.
         default: Default value. A field without one is required.
         choices: Values that a string may have.
         within: Smallest and largest value.
@@ -83,6 +88,10 @@ class Config:
         super().__init_subclass__(**keywords)
         # The methods that dataclass would compile for a hundred fields take a tenth of the time to start.
         dataclass(kw_only=True, init=False, repr=False, eq=False)(cls)
+        arguments = inspect.cleandoc(cls.__doc__ or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+        for name, text in _ARGUMENT.findall(arguments):
+            if field := cls.__dataclass_fields__.get(name):
+                field.metadata = MappingProxyType({**field.metadata, "help": " ".join(text.split())})
         kind, empty = inspect.Parameter.KEYWORD_ONLY, {dataclasses.MISSING: inspect.Parameter.empty}
         cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [

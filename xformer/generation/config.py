@@ -16,7 +16,6 @@ from xformer.models.token_ids import check_one_each
 
 DEFAULT_DIVERSITY_PENALTY = 0.5  # Vijayakumar et al. (2016) recommend 0.2 to 0.8
 _SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
-_CONFLICTS = " If minimum > maximum for an input, the maximum takes precedence."
 
 
 class GenerationConfig(Config):
@@ -30,136 +29,95 @@ class GenerationConfig(Config):
     Lengths are in tokens of the output, eos excluded. The output of an encoder-decoder includes its forced prefix; that
     of a language model excludes the prompt. The default limit is twice the input plus 20 tokens.
 
+    Args:
+        num_beams: Beams of beam search; 1 is greedy search.
+        num_return_sequences: Outputs per input: the best ones of a beam search, or independent samples.
+        num_beam_groups: Groups of diverse beam search (Vijayakumar et al., 2016); must divide num_beams.
+        diversity_penalty: Penalty of a token per beam of an earlier group that chose it at the same step (default 0.5).
+            Scores of hypotheses do not include it.
+        keep_greedy: Always keep the greedy hypothesis in the beam, so that beam search is never worse than greedy
+            search.
+        early_stopping: End the beam search of an input as soon as num_beams hypotheses have finished. Default, as
+            'never' of Hugging Face: as soon as no better output is possible.
+        length_penalty: Exponent alpha of the length penalty (Wu et al., 2016); values above 0 favor longer outputs.
+        length_penalty_base: Base of the length penalty: (5 + length) / 6 as in Wu et al. (2016), or the length as in
+            Hugging Face.
+        coverage_penalty: Weight beta of the coverage penalty (Wu et al., 2016); favors outputs that attend to the whole
+            source.
+        min_new_tokens: Minimum length. If minimum > maximum for an input, the maximum takes precedence.
+        max_new_tokens: Maximum length. If minimum > maximum for an input, the maximum takes precedence.
+        min_length_ratio: Minimum length as a multiple of the input's. If minimum > maximum for an input, the maximum
+            takes precedence.
+        max_length_ratio: Maximum length as a multiple of the input's. If minimum > maximum for an input, the maximum
+            takes precedence.
+        length_tolerance: Allowed deviation from the target length, as a fraction of it.
+        no_repeat_ngram_size: No n-gram of this size may repeat (Paulus et al., 2018); 0 is off.
+        repetition_penalty: Penalty of tokens that have occurred (Keskar et al., 2019); 1 is off, larger values
+            penalize.
+        frequency_penalty: Penalty of a token for each time that it was generated, as in OpenAI's API; negative values
+            favor it.
+        presence_penalty: Penalty of a token that was generated, as in OpenAI's API; negative values favor it.
+        logit_bias: Number that is added to the logit of each token id, as in OpenAI's API.
+        sequence_bias_strength: Bias of the logit of a token that begins a favored phrase; twice that for one that
+            continues it.
+        suppress_tokens: Ids of tokens that are never generated.
+        begin_suppress_tokens: Ids not allowed as the first new token.
+        stop_token_ids: Ids of tokens that end an output, in addition to eos_id.
+        prompt_lookup_num_tokens: Number of draft tokens per step, copied from after the last occurrence of the current
+            n-gram (prompt lookup decoding; Saxena, 2023). The outputs are the same, up to rounding; faster where they
+            repeat the prompt. Default: off.
+        max_matching_ngram_size: Largest number of last tokens that prompt lookup searches for. Only with
+            prompt_lookup_num_tokens.
+        num_draft_tokens: Tokens that a draft model proposes at a time; default 5. Only with draft_model.
+        do_sample: Sample; false is greedy or beam search. Default: sample if temperature, top_k, top_p or min_p is set.
+        temperature: Sampling temperature; 0 is greedy search.
+        top_k: Sample from the k most probable tokens; 0 is off.
+        top_p: Sample from the smallest set of tokens with at least this probability (Holtzman et al., 2020); 1 is off,
+            0 is greedy search.
+        min_p: Sample from tokens with at least this fraction of the highest probability (Nguyen et al., 2024); 0 is
+            off.
+
     Raises:
         ConfigError: For an invalid value, naming the field, and for settings that contradict each other.
     """
 
     _hints: ClassVar = hints.GENERATION
 
-    num_beams: int = option("Beams of beam search; 1 is greedy search.", default=1, within=(1, 10_000), panel="Search")
-    num_return_sequences: int = option(
-        "Outputs per input: the best ones of a beam search, or independent samples.", default=1, within=(1, 10_000)
-    )
-    num_beam_groups: int = option(
-        "Groups of diverse beam search (Vijayakumar et al., 2016); must divide num_beams.",
-        default=1,
-        within=(1, 10_000),
-    )
-    diversity_penalty: float | None = option(
-        "Penalty of a token per beam of an earlier group that chose it at the same step (default 0.5). Scores of "
-        "hypotheses do not include it.",
-        default=None,
-        within=(1e-6, 1000.0),
-    )
-    keep_greedy: bool = option(
-        "Always keep the greedy hypothesis in the beam, so that beam search is never worse than greedy search.",
-        default=True,
-    )
-    early_stopping: bool = option(
-        "End the beam search of an input as soon as num_beams hypotheses have finished. Default, as 'never' of Hugging "
-        "Face: as soon as no better output is possible.",
-        default=False,
-    )
-    length_penalty: float = option(
-        "Exponent alpha of the length penalty (Wu et al., 2016); values above 0 favor longer outputs.",
-        default=0.0,
-        within=(0.0, 100.0),
-    )
-    length_penalty_base: str = option(
-        "Base of the length penalty: (5 + length) / 6 as in Wu et al. (2016), or the length as in Hugging Face.",
-        default="wu",
-        choices=("wu", "length"),
-    )
-    coverage_penalty: float = option(
-        "Weight beta of the coverage penalty (Wu et al., 2016); favors outputs that attend to the whole source.",
-        default=0.0,
-        within=(0.0, 1000.0),
-    )
+    num_beams: int = option(default=1, within=(1, 10_000), panel="Search")
+    num_return_sequences: int = option(default=1, within=(1, 10_000))
+    num_beam_groups: int = option(default=1, within=(1, 10_000))
+    diversity_penalty: float | None = option(default=None, within=(1e-6, 1000.0))
+    keep_greedy: bool = option(default=True)
+    early_stopping: bool = option(default=False)
+    length_penalty: float = option(default=0.0, within=(0.0, 100.0))
+    length_penalty_base: str = option(default="wu", choices=("wu", "length"))
+    coverage_penalty: float = option(default=0.0, within=(0.0, 1000.0))
 
-    min_new_tokens: int = option(
-        f"Minimum length.{_CONFLICTS}", default=0, within=(0, 100_000), panel="Length of the output"
-    )
-    max_new_tokens: int | None = option(f"Maximum length.{_CONFLICTS}", default=None, within=(1, 100_000))
-    min_length_ratio: float = option(
-        f"Minimum length as a multiple of the input's.{_CONFLICTS}", default=0.0, within=(0.0, 1000.0)
-    )
-    max_length_ratio: float | None = option(
-        f"Maximum length as a multiple of the input's.{_CONFLICTS}", default=None, within=(1e-3, 1000.0)
-    )
-    length_tolerance: float = option(
-        "Allowed deviation from the target length, as a fraction of it.", default=0.1, within=(0.0, 1.0)
-    )
+    min_new_tokens: int = option(default=0, within=(0, 100_000), panel="Length of the output")
+    max_new_tokens: int | None = option(default=None, within=(1, 100_000))
+    min_length_ratio: float = option(default=0.0, within=(0.0, 1000.0))
+    max_length_ratio: float | None = option(default=None, within=(1e-3, 1000.0))
+    length_tolerance: float = option(default=0.1, within=(0.0, 1.0))
 
-    no_repeat_ngram_size: int = option(
-        "No n-gram of this size may repeat (Paulus et al., 2018); 0 is off.",
-        default=0,
-        within=(0, 10_000),
-        panel="Steering",
-    )
-    repetition_penalty: float = option(
-        "Penalty of tokens that have occurred (Keskar et al., 2019); 1 is off, larger values penalize.",
-        default=1.0,
-        within=(1e-3, 1000.0),
-    )
-    frequency_penalty: float = option(
-        "Penalty of a token for each time that it was generated, as in OpenAI's API; negative values favor it.",
-        default=0.0,
-        within=(-100.0, 100.0),
-    )
-    presence_penalty: float = option(
-        "Penalty of a token that was generated, as in OpenAI's API; negative values favor it.",
-        default=0.0,
-        within=(-100.0, 100.0),
-    )
-    logit_bias: dict[str, Any] | None = option(
-        "Number that is added to the logit of each token id, as in OpenAI's API.", default=None
-    )
-    sequence_bias_strength: float = option(
-        "Bias of the logit of a token that begins a favored phrase; twice that for one that continues it.",
-        default=2.0,
-        within=(0.0, 1000.0),
-    )
-    suppress_tokens: tuple[int, ...] = option("Ids of tokens that are never generated.", default=())
-    begin_suppress_tokens: tuple[int, ...] = option("Ids not allowed as the first new token.", default=())
-    stop_token_ids: tuple[int, ...] = option("Ids of tokens that end an output, in addition to eos_id.", default=())
+    no_repeat_ngram_size: int = option(default=0, within=(0, 10_000), panel="Steering")
+    repetition_penalty: float = option(default=1.0, within=(1e-3, 1000.0))
+    frequency_penalty: float = option(default=0.0, within=(-100.0, 100.0))
+    presence_penalty: float = option(default=0.0, within=(-100.0, 100.0))
+    logit_bias: dict[str, Any] | None = option(default=None)
+    sequence_bias_strength: float = option(default=2.0, within=(0.0, 1000.0))
+    suppress_tokens: tuple[int, ...] = option(default=())
+    begin_suppress_tokens: tuple[int, ...] = option(default=())
+    stop_token_ids: tuple[int, ...] = option(default=())
 
-    prompt_lookup_num_tokens: int | None = option(
-        "Number of draft tokens per step, copied from after the last occurrence of the current n-gram (prompt lookup "
-        "decoding; Saxena, 2023). The outputs are the same, up to rounding; faster where they repeat the prompt. "
-        "Default: off.",
-        default=None,
-        within=(1, 256),
-        panel="Speed",
-    )
-    max_matching_ngram_size: int = option(
-        "Largest number of last tokens that prompt lookup searches for. Only with prompt_lookup_num_tokens.",
-        default=2,
-        within=(1, 256),
-    )
-    num_draft_tokens: int | None = option(
-        "Tokens that a draft model proposes at a time; default 5. Only with draft_model.", default=None, within=(1, 256)
-    )
+    prompt_lookup_num_tokens: int | None = option(default=None, within=(1, 256), panel="Speed")
+    max_matching_ngram_size: int = option(default=2, within=(1, 256))
+    num_draft_tokens: int | None = option(default=None, within=(1, 256))
 
-    do_sample: bool | None = option(
-        "Sample; false is greedy or beam search. Default: sample if temperature, top_k, top_p or min_p is set.",
-        default=None,
-        panel="Sampling",
-    )
-    temperature: float | None = option("Sampling temperature; 0 is greedy search.", default=None, within=(0.0, 1000.0))
-    top_k: int | None = option(
-        "Sample from the k most probable tokens; 0 is off.", default=None, within=(0, 10_000_000)
-    )
-    top_p: float | None = option(
-        "Sample from the smallest set of tokens with at least this probability (Holtzman et al., 2020); 1 is off, 0 is "
-        "greedy search.",
-        default=None,
-        within=(0.0, 1.0),
-    )
-    min_p: float | None = option(
-        "Sample from tokens with at least this fraction of the highest probability (Nguyen et al., 2024); 0 is off.",
-        default=None,
-        within=(0.0, 1.0),
-    )
+    do_sample: bool | None = option(default=None, panel="Sampling")
+    temperature: float | None = option(default=None, within=(0.0, 1000.0))
+    top_k: int | None = option(default=None, within=(0, 10_000_000))
+    top_p: float | None = option(default=None, within=(0.0, 1.0))
+    min_p: float | None = option(default=None, within=(0.0, 1.0))
 
     def __post_init__(self) -> None:
         if isinstance(self.early_stopping, str) and self.early_stopping == "never":

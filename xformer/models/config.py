@@ -32,41 +32,43 @@ def _check_layers(name: str, layers: Any, num_layers: int) -> None:
 
 
 class _AttentionFields(Config):
-    """Sizes of the model and of its attention, and dropout."""
+    """Sizes of the model and of its attention, and dropout.
 
-    d_model: int = option("Features of a token.", default=512, at_least=1)
-    num_heads: int = option("Attention heads; must divide d_model.", default=8, at_least=1)
-    d_ff: int = option("Inner features of the feed-forward network.", default=2048, at_least=1)
-    num_key_value_heads: int | None = option(
-        "Heads of keys and values; fewer than num_heads for grouped-query attention, 1 for multi-query.",
-        default=None,
-        at_least=1,
-    )
-    head_dim: int | None = option("Features of a head; default d_model / num_heads.", default=None, at_least=1)
-    attention_scale: float | None = option("Scale of the scores; default 1 / sqrt(head_dim).", default=None, above=0)
-    qk_norm: bool = option("Normalize the queries and keys of each head (Dehghani et al., 2023).", default=False)
-    qk_norm_all_heads: bool = option(
-        "Normalize the features of all heads together instead of those of each head (OLMo 2).", default=False
-    )
-    window: int | None = option("Distance that self-attention can see, in tokens.", default=None, at_least=1)
-    layer_types: tuple[str, ...] | None = option(
-        "For each layer 'sliding_attention', if the window applies to it, or 'full_attention'; default: to all.",
-        default=None,
-    )
-    attention_softcap: float | None = option(
-        "Limit c of the scores, c tanh(score / c) (Gemma 2).", default=None, above=0
-    )
-    attention_sinks: bool = option(
-        "Add a learned logit per head to the denominator of the softmax (gpt-oss).", default=False
-    )
-    dropout: float = option(
-        "Dropout on embeddings and the output of every sublayer (Vaswani et al., 2017, 5.4).",
-        default=0.1,
-        at_least=0,
-        below=1,
-    )
-    attention_dropout: float = option("Dropout on the attention weights.", default=0.0, at_least=0, below=1)
-    activation_dropout: float = option("Dropout inside the feed-forward network.", default=0.0, at_least=0, below=1)
+    Args:
+        d_model: Features of a token.
+        num_heads: Attention heads; must divide d_model.
+        d_ff: Inner features of the feed-forward network.
+        num_key_value_heads: Heads of keys and values; fewer than num_heads for grouped-query attention, 1 for
+            multi-query.
+        head_dim: Features of a head; default d_model / num_heads.
+        attention_scale: Scale of the scores; default 1 / sqrt(head_dim).
+        qk_norm: Normalize the queries and keys of each head (Dehghani et al., 2023).
+        qk_norm_all_heads: Normalize the features of all heads together instead of those of each head (OLMo 2).
+        window: Distance that self-attention can see, in tokens.
+        layer_types: For each layer 'sliding_attention', if the window applies to it, or 'full_attention'; default: to
+            all.
+        attention_softcap: Limit c of the scores, c tanh(score / c) (Gemma 2).
+        attention_sinks: Add a learned logit per head to the denominator of the softmax (gpt-oss).
+        dropout: Dropout on embeddings and the output of every sublayer (Vaswani et al., 2017, 5.4).
+        attention_dropout: Dropout on the attention weights.
+        activation_dropout: Dropout inside the feed-forward network.
+    """
+
+    d_model: int = option(default=512, at_least=1)
+    num_heads: int = option(default=8, at_least=1)
+    d_ff: int = option(default=2048, at_least=1)
+    num_key_value_heads: int | None = option(default=None, at_least=1)
+    head_dim: int | None = option(default=None, at_least=1)
+    attention_scale: float | None = option(default=None, above=0)
+    qk_norm: bool = option(default=False)
+    qk_norm_all_heads: bool = option(default=False)
+    window: int | None = option(default=None, at_least=1)
+    layer_types: tuple[str, ...] | None = option(default=None)
+    attention_softcap: float | None = option(default=None, above=0)
+    attention_sinks: bool = option(default=False)
+    dropout: float = option(default=0.1, at_least=0, below=1)
+    attention_dropout: float = option(default=0.0, at_least=0, below=1)
+    activation_dropout: float = option(default=0.0, at_least=0, below=1)
 
     def _check(self) -> None:
         if self.layer_types is not None:
@@ -92,22 +94,28 @@ class _AttentionFields(Config):
 
 
 class _FeedForwardFields(_AttentionFields):
-    """The feed-forward network and its experts."""
+    """The feed-forward network and its experts.
 
-    activation: Activation | Gated = option("Activation of the feed-forward network.", default="relu", choices=_CHOICES)
-    num_experts: int = option(
-        "Experts of the feed-forward network (Shazeer et al., 2017); 0 for a network without.", default=0, at_least=0
-    )
-    num_experts_per_token: int = option("Experts that compute a token.", default=2, at_least=1)
-    router_bias: bool = option("Add a bias to the scores of experts.", default=False)
-    normalize_expert_weights: bool = option("Divide the weights of the experts of a token by their sum.", default=True)
-    expert_d_ff: int | None = option("Inner features of an expert; default d_ff.", default=None, at_least=1)
-    shared_expert_d_ff: int | None = option(
-        "Inner features of a further expert that computes every token, with a gate (Qwen 2 MoE); default: none.",
-        default=None,
-        at_least=1,
-    )
-    dense_layers: tuple[int, ...] = option("Indices of the layers, from 0, that have no experts.", default=())
+    Args:
+        activation: Activation of the feed-forward network.
+        num_experts: Experts of the feed-forward network (Shazeer et al., 2017); 0 for a network without.
+        num_experts_per_token: Experts that compute a token.
+        router_bias: Add a bias to the scores of experts.
+        normalize_expert_weights: Divide the weights of the experts of a token by their sum.
+        expert_d_ff: Inner features of an expert; default d_ff.
+        shared_expert_d_ff: Inner features of a further expert that computes every token, with a gate (Qwen 2 MoE);
+            default: none.
+        dense_layers: Indices of the layers, from 0, that have no experts.
+    """
+
+    activation: Activation | Gated = option(default="relu", choices=_CHOICES)
+    num_experts: int = option(default=0, at_least=0)
+    num_experts_per_token: int = option(default=2, at_least=1)
+    router_bias: bool = option(default=False)
+    normalize_expert_weights: bool = option(default=True)
+    expert_d_ff: int | None = option(default=None, at_least=1)
+    shared_expert_d_ff: int | None = option(default=None, at_least=1)
+    dense_layers: tuple[int, ...] = option(default=())
 
     def _check(self) -> None:
         _check_layers("dense_layers", self.dense_layers, self._num_layers)
@@ -123,37 +131,39 @@ class _FeedForwardFields(_AttentionFields):
 
 
 class _NormFields(Config):
-    """Norms, residual connections and biases."""
+    """Norms, residual connections and biases.
 
-    norm: Literal["layer", "max_scaled", "rms"] = option("Normalization.", default="layer", choices=tuple(NORMS))
-    norm_position: Literal["pre", "post", "sandwich", "output"] = option(
-        "Norm before the sublayer, with a final norm (Xiong et al., 2020); after the residual connection, as in the "
-        "paper; before and after the sublayer (sandwich); or of its output, with a final norm (Liu et al., 2022).",
-        default="pre",
-        choices=tuple(RESIDUALS),
-    )
-    residual_scale: float = option("Factor of the output of every sublayer (Granite).", default=1.0, above=0)
-    layer_scale: bool = option(
-        "Multiply each feature of the output of every sublayer by a learned factor (Touvron et al., 2021).",
-        default=False,
-    )
-    parallel_residual: bool = option(
-        "Add attention and feed-forward of a layer to the same input (Wang and Komatsuzaki, 2021).", default=False
-    )
-    shared_norm: bool = option("Give both the same norm; needs parallel_residual.", default=False)
-    final_norm: bool | None = option(
-        "Normalize the output of the last layer; default unless norm_position is post.", default=None
-    )
-    norm_epsilon: float = option("Added to the variance by norms.", default=1e-5, above=0, below=1)
-    attention_bias: bool = option("Add biases to the projections of queries, keys and values.", default=True)
-    key_bias: bool | None = option(
-        "Add a bias to the projection of keys; default as attention_bias. It changes no attention weight.", default=None
-    )
-    attention_output_bias: bool | None = option(
-        "Add a bias to the output projection of attention; default as attention_bias.", default=None
-    )
-    feed_forward_bias: bool = option("Add biases in the feed-forward network.", default=True)
-    norm_bias: bool = option("Add a bias to layer norms.", default=True)
+    Args:
+        norm: Normalization.
+        norm_position: Norm before the sublayer, with a final norm (Xiong et al., 2020); after the residual connection,
+            as in the paper; before and after the sublayer (sandwich); or of its output, with a final norm (Liu et al.,
+            2022).
+        residual_scale: Factor of the output of every sublayer (Granite).
+        layer_scale: Multiply each feature of the output of every sublayer by a learned factor (Touvron et al., 2021).
+        parallel_residual: Add attention and feed-forward of a layer to the same input (Wang and Komatsuzaki, 2021).
+        shared_norm: Give both the same norm; needs parallel_residual.
+        final_norm: Normalize the output of the last layer; default unless norm_position is post.
+        norm_epsilon: Added to the variance by norms.
+        attention_bias: Add biases to the projections of queries, keys and values.
+        key_bias: Add a bias to the projection of keys; default as attention_bias. It changes no attention weight.
+        attention_output_bias: Add a bias to the output projection of attention; default as attention_bias.
+        feed_forward_bias: Add biases in the feed-forward network.
+        norm_bias: Add a bias to layer norms.
+    """
+
+    norm: Literal["layer", "max_scaled", "rms"] = option(default="layer", choices=tuple(NORMS))
+    norm_position: Literal["pre", "post", "sandwich", "output"] = option(default="pre", choices=tuple(RESIDUALS))
+    residual_scale: float = option(default=1.0, above=0)
+    layer_scale: bool = option(default=False)
+    parallel_residual: bool = option(default=False)
+    shared_norm: bool = option(default=False)
+    final_norm: bool | None = option(default=None)
+    norm_epsilon: float = option(default=1e-5, above=0, below=1)
+    attention_bias: bool = option(default=True)
+    key_bias: bool | None = option(default=None)
+    attention_output_bias: bool | None = option(default=None)
+    feed_forward_bias: bool = option(default=True)
+    norm_bias: bool = option(default=True)
 
     def _check(self) -> None:
         if self.parallel_residual and self.norm_position != "pre":
@@ -163,29 +173,32 @@ class _NormFields(Config):
 
 
 class _PositionFields(_AttentionFields):
-    positions: Positions = option(
-        "Positional encoding: the paper's, learned, or relative (rotary, alibi, T5's).",
-        default="sinusoidal",
-        choices=POSITIONS,
-    )
-    max_positions: int = option("Number of learned positions.", default=1024, at_least=1)
-    sinusoidal_layout: str = option(
-        "Order of the features of sinusoidal positions.", default="interleaved", choices=SINUSOIDAL_LAYOUTS
-    )
-    alibi_scale: float = option("Factor of the slopes of alibi (Falcon: 1 / sqrt(head_dim)).", default=1.0, above=0)
-    relative_buckets: int = option("Buckets of relative positions (T5).", default=32, at_least=2)
-    relative_max_distance: int = option(
-        "Distance from which relative positions share a bucket.", default=128, at_least=1
-    )
-    rope_theta: float = option("Base of the wavelengths of rotary positions.", default=10000.0, above=0)
-    rope_scaling: dict[str, Any] | None = option(
-        "Change of the wavelengths of rotary positions for long texts, as in Hugging Face's rope_parameters.",
-        default=None,
-    )
-    rope_local_theta: float | None = option(
-        "Base of the wavelengths in layers with a window; default rope_theta with its scaling.", default=None, above=0
-    )
-    rotary_fraction: float = option("Fraction of a head's features that is rotated.", default=1.0, above=0, at_most=1)
+    """Positional encoding.
+
+    Args:
+        positions: Positional encoding: the paper's, learned, or relative (rotary, alibi, T5's).
+        max_positions: Number of learned positions.
+        sinusoidal_layout: Order of the features of sinusoidal positions.
+        alibi_scale: Factor of the slopes of alibi (Falcon: 1 / sqrt(head_dim)).
+        relative_buckets: Buckets of relative positions (T5).
+        relative_max_distance: Distance from which relative positions share a bucket.
+        rope_theta: Base of the wavelengths of rotary positions.
+        rope_scaling: Change of the wavelengths of rotary positions for long texts, as in Hugging Face's
+            rope_parameters.
+        rope_local_theta: Base of the wavelengths in layers with a window; default rope_theta with its scaling.
+        rotary_fraction: Fraction of a head's features that is rotated.
+    """
+
+    positions: Positions = option(default="sinusoidal", choices=POSITIONS)
+    max_positions: int = option(default=1024, at_least=1)
+    sinusoidal_layout: str = option(default="interleaved", choices=SINUSOIDAL_LAYOUTS)
+    alibi_scale: float = option(default=1.0, above=0)
+    relative_buckets: int = option(default=32, at_least=2)
+    relative_max_distance: int = option(default=128, at_least=1)
+    rope_theta: float = option(default=10000.0, above=0)
+    rope_scaling: dict[str, Any] | None = option(default=None)
+    rope_local_theta: float | None = option(default=None, above=0)
+    rotary_fraction: float = option(default=1.0, above=0, at_most=1)
 
     def _check(self) -> None:
         features, rotated = self.features_per_head, int(self.features_per_head * self.rotary_fraction)
@@ -204,33 +217,38 @@ class ModelConfig(_PositionFields, _NormFields, _FeedForwardFields, _AttentionFi
 
     The fields of each part are those of a base class, the last one first.
 
+    Args:
+        scale_embeddings: Multiply embeddings by sqrt(d_model) (Vaswani et al., 2017, 3.4).
+        scale_positions: Scale the sum of embedding and position instead of the embedding alone.
+        embedding_scale: Multiply embeddings by this factor, too (Granite).
+        embedding_norm: Normalize embeddings before the first layer.
+        tie_output: Use the (target) embedding as output projection (Press and Wolf, 2017).
+        scale_output: Multiply the last states by d_model^-0.5 before the output projection (T5).
+        output_bias: Add a bias to the logits.
+        logits_softcap: Limit of the logits, as for scores (Gemma 2).
+        rematerialize: Recompute layers in the backward pass (Chen et al., 2016): less memory, a third more time.
+        pad_id: Id of padding. If it is also bos_id or eos_id, or None, padding is not inferred from ids: pass masks.
+        bos_id: Id that starts an output; None for no such token.
+        eos_id: Id that ends an output; None for no such token.
+        suppress_special: Never generate pad_id and bos_id, unless they are also eos_id.
+
     Raises:
         ConfigError: For unknown fields and invalid values, naming the field.
     """
 
-    scale_embeddings: bool = option("Multiply embeddings by sqrt(d_model) (Vaswani et al., 2017, 3.4).", default=True)
-    scale_positions: bool = option(
-        "Scale the sum of embedding and position instead of the embedding alone.", default=False
-    )
-    embedding_scale: float = option("Multiply embeddings by this factor, too (Granite).", default=1.0, above=0)
-    embedding_norm: bool = option("Normalize embeddings before the first layer.", default=False)
-    tie_output: bool = option("Use the (target) embedding as output projection (Press and Wolf, 2017).", default=True)
-    scale_output: bool = option(
-        "Multiply the last states by d_model^-0.5 before the output projection (T5).", default=False
-    )
-    output_bias: bool = option("Add a bias to the logits.", default=False)
-    logits_softcap: float | None = option("Limit of the logits, as for scores (Gemma 2).", default=None, above=0)
-    rematerialize: bool = option(
-        "Recompute layers in the backward pass (Chen et al., 2016): less memory, a third more time.", default=False
-    )
-    pad_id: int | None = option(
-        "Id of padding. If it is also bos_id or eos_id, or None, padding is not inferred from ids: pass masks.",
-        default=0,
-        at_least=0,
-    )
-    bos_id: int | None = option("Id that starts an output; None for no such token.", default=1, at_least=0)
-    eos_id: int | None = option("Id that ends an output; None for no such token.", default=2, at_least=0)
-    suppress_special: bool = option("Never generate pad_id and bos_id, unless they are also eos_id.", default=True)
+    scale_embeddings: bool = option(default=True)
+    scale_positions: bool = option(default=False)
+    embedding_scale: float = option(default=1.0, above=0)
+    embedding_norm: bool = option(default=False)
+    tie_output: bool = option(default=True)
+    scale_output: bool = option(default=False)
+    output_bias: bool = option(default=False)
+    logits_softcap: float | None = option(default=None, above=0)
+    rematerialize: bool = option(default=False)
+    pad_id: int | None = option(default=0, at_least=0)
+    bos_id: int | None = option(default=1, at_least=0)
+    eos_id: int | None = option(default=2, at_least=0)
+    suppress_special: bool = option(default=True)
 
     def _check(self) -> None:
         if self.num_experts and self.rematerialize:  # a loss of the recorded routing would have no gradient
@@ -250,31 +268,35 @@ class ModelConfig(_PositionFields, _NormFields, _FeedForwardFields, _AttentionFi
 
 
 class TransformerConfig(ModelConfig):
-    """Configuration of an encoder-decoder Transformer (Vaswani et al., 2017)."""
+    """Configuration of an encoder-decoder Transformer (Vaswani et al., 2017).
 
-    bos_id: int = option("Id that starts an output.", default=1, at_least=0)
-    eos_id: int = option("Id that ends an output.", default=2, at_least=0)
-    source_vocab_size: int = option("Number of source tokens.", at_least=1)
-    target_vocab_size: int = option("Number of target tokens.", at_least=1)
-    num_encoder_layers: int = option("Layers of the encoder.", default=6, at_least=0, at_most=_MAX_LAYERS)
-    num_decoder_layers: int = option(
-        "Layers of the decoder; 0 makes an encoder only.", default=6, at_least=0, at_most=_MAX_LAYERS
-    )
-    share_embeddings: bool = option("Share one table between source and target (joint vocabulary).", default=False)
-    copy: bool = option(
-        "Copy source tokens with a pointer-generator (See et al., 2017); needs share_embeddings.", default=False
-    )
-    share_relative_bias: bool = option(
-        "Use the same bias of relative positions in all layers of a stack; false gives each layer its own (umT5).",
-        default=True,
-    )
-    decoder_norm_before_positions: bool = option(
-        "In the decoder, normalize embeddings before positions are added (BlenderbotSmall); needs embedding_norm.",
-        default=False,
-    )
-    length_encoding: bool = option(
-        "Show the decoder how many tokens are still to come (Takase and Okazaki, 2019).", default=False
-    )
+    Args:
+        bos_id: Id that starts an output.
+        eos_id: Id that ends an output.
+        source_vocab_size: Number of source tokens.
+        target_vocab_size: Number of target tokens.
+        num_encoder_layers: Layers of the encoder.
+        num_decoder_layers: Layers of the decoder; 0 makes an encoder only.
+        share_embeddings: Share one table between source and target (joint vocabulary).
+        copy: Copy source tokens with a pointer-generator (See et al., 2017); needs share_embeddings.
+        share_relative_bias: Use the same bias of relative positions in all layers of a stack; false gives each layer
+            its own (umT5).
+        decoder_norm_before_positions: In the decoder, normalize embeddings before positions are added
+            (BlenderbotSmall); needs embedding_norm.
+        length_encoding: Show the decoder how many tokens are still to come (Takase and Okazaki, 2019).
+    """
+
+    bos_id: int = option(default=1, at_least=0)
+    eos_id: int = option(default=2, at_least=0)
+    source_vocab_size: int = option(at_least=1)
+    target_vocab_size: int = option(at_least=1)
+    num_encoder_layers: int = option(default=6, at_least=0, at_most=_MAX_LAYERS)
+    num_decoder_layers: int = option(default=6, at_least=0, at_most=_MAX_LAYERS)
+    share_embeddings: bool = option(default=False)
+    copy: bool = option(default=False)
+    share_relative_bias: bool = option(default=True)
+    decoder_norm_before_positions: bool = option(default=False)
+    length_encoding: bool = option(default=False)
 
     def _check(self) -> None:
         if self.share_embeddings and self.source_vocab_size != self.target_vocab_size:
@@ -308,12 +330,14 @@ class SpeechTransformerConfig(TransformerConfig):
     """Configuration of an encoder-decoder Transformer whose source is audio (Radford et al., 2023).
 
     The features of a frame take the place of the source vocabulary.
+
+    Args:
+        source_vocab_size: Features of a source frame, e.g. mel bands.
+        max_source_positions: Number of learned positions of the encoder: half the frames.
     """
 
-    source_vocab_size: int = option("Features of a source frame, e.g. mel bands.", default=80, at_least=1)
-    max_source_positions: int = option(
-        "Number of learned positions of the encoder: half the frames.", default=1500, at_least=1
-    )
+    source_vocab_size: int = option(default=80, at_least=1)
+    max_source_positions: int = option(default=1500, at_least=1)
 
     def _check(self) -> None:
         for name in ("share_embeddings", "length_encoding"):
@@ -327,55 +351,61 @@ class SpeechTransformerConfig(TransformerConfig):
 
 
 class LanguageModelConfig(ModelConfig):
-    """Configuration of a decoder-only Transformer (Radford et al., 2018): each token attends to earlier ones."""
+    """Configuration of a decoder-only Transformer (Radford et al., 2018): each token attends to earlier ones.
 
-    vocab_size: int = option("Number of tokens.", at_least=1)
-    num_layers: int = option("Number of layers.", default=6, at_least=0, at_most=_MAX_LAYERS)
-    logits_scale: float = option("Factor of the logits (Granite).", default=1.0, above=0)
-    causal: bool = option(
-        "Let each token attend to those before it only; false makes an encoder, which generates no text.", default=True
-    )
-    has_output: bool = option("Compute logits; false for a model of states, such as an embedder.", default=True)
-    layers_without_positions: tuple[int, ...] = option(
-        "Indices of the layers, from 0, that have no relative positions (Kazemnejad et al., 2023).", default=()
-    )
+    Args:
+        vocab_size: Number of tokens.
+        num_layers: Number of layers.
+        logits_scale: Factor of the logits (Granite).
+        causal: Let each token attend to those before it only; false makes an encoder, which generates no text.
+        has_output: Compute logits; false for a model of states, such as an embedder.
+        layers_without_positions: Indices of the layers, from 0, that have no relative positions (Kazemnejad et al.,
+            2023).
+    """
+
+    vocab_size: int = option(at_least=1)
+    num_layers: int = option(default=6, at_least=0, at_most=_MAX_LAYERS)
+    logits_scale: float = option(default=1.0, above=0)
+    causal: bool = option(default=True)
+    has_output: bool = option(default=True)
+    layers_without_positions: tuple[int, ...] = option(default=())
 
     def _check(self) -> None:
         _check_layers("layers_without_positions", self.layers_without_positions, self.num_layers)
 
 
 class _EncoderConfig(ModelConfig):
-    """Fields of all encoders."""
+    """Fields of all encoders.
 
-    num_layers: int = option("Number of layers.", default=6, at_least=0, at_most=_MAX_LAYERS)
-    pooler: str = option(
-        "Layer that summarizes the input by one vector: a linear map with this activation, or attention of a learned "
-        "query (Lee et al., 2019, 3.2).",
-        default="none",
-        choices=("none", "attention", "identity", "tanh", *ACTIVATIONS),
-    )
-    pooling: str = option(
-        "Input of a linear pooler: the vector of the first or the last token, or the mean of all tokens.",
-        default="cls",
-        choices=("cls", "mean", "last"),
-    )
-    projection_dim: int | None = option("Features of a linear pooler; default d_model.", default=None, at_least=1)
-    pooler_norm: bool = option("Normalize the output of the pooler (ModernBERT).", default=False)
-    head_bias: bool = option("Add biases to the maps of the pooler and of masked language modeling.", default=True)
-    first_norm: bool = option(
-        "Normalize the input of the first self-attention; ModernBERT has embedding_norm instead.", default=True
-    )
-    share_layers: bool = option("Use the same parameters in all layers (Lan et al., 2020, 3.1).", default=False)
-    relative_bias: bool = option(
-        "Add T5's bias of relative positions to the scores, beside absolute positions (MPNet).", default=False
-    )
-    num_labels: int = option("Classes of the classifier; 0 for none.", default=0, at_least=0)
-    labels: tuple[str, ...] | None = option("Names of the classes.", default=None)
-    problem_type: str = option(
-        "Meaning of the logits of the classifier: one of the classes applies, any number of them, or they are values.",
-        default=PROBLEM_TYPES[0],
-        choices=PROBLEM_TYPES,
-    )
+    Args:
+        num_layers: Number of layers.
+        pooler: Layer that summarizes the input by one vector: a linear map with this activation, or attention of a
+            learned query (Lee et al., 2019, 3.2).
+        pooling: Input of a linear pooler: the vector of the first or the last token, or the mean of all tokens.
+        projection_dim: Features of a linear pooler; default d_model.
+        pooler_norm: Normalize the output of the pooler (ModernBERT).
+        head_bias: Add biases to the maps of the pooler and of masked language modeling.
+        first_norm: Normalize the input of the first self-attention; ModernBERT has embedding_norm instead.
+        share_layers: Use the same parameters in all layers (Lan et al., 2020, 3.1).
+        relative_bias: Add T5's bias of relative positions to the scores, beside absolute positions (MPNet).
+        num_labels: Classes of the classifier; 0 for none.
+        labels: Names of the classes.
+        problem_type: Meaning of the logits of the classifier: one of the classes applies, any number of them, or they
+            are values.
+    """
+
+    num_layers: int = option(default=6, at_least=0, at_most=_MAX_LAYERS)
+    pooler: str = option(default="none", choices=("none", "attention", "identity", "tanh", *ACTIVATIONS))
+    pooling: str = option(default="cls", choices=("cls", "mean", "last"))
+    projection_dim: int | None = option(default=None, at_least=1)
+    pooler_norm: bool = option(default=False)
+    head_bias: bool = option(default=True)
+    first_norm: bool = option(default=True)
+    share_layers: bool = option(default=False)
+    relative_bias: bool = option(default=False)
+    num_labels: int = option(default=0, at_least=0)
+    labels: tuple[str, ...] | None = option(default=None)
+    problem_type: str = option(default=PROBLEM_TYPES[0], choices=PROBLEM_TYPES)
 
     def _check(self) -> None:
         if self.labels is not None and len(self.labels) != self.num_labels:
@@ -397,34 +427,33 @@ class _EncoderConfig(ModelConfig):
 
 
 class EncoderConfig(_EncoderConfig):
-    """Configuration of an encoder-only Transformer (Devlin et al., 2019): each token attends to all."""
+    """Configuration of an encoder-only Transformer (Devlin et al., 2019): each token attends to all.
 
-    vocab_size: int = option("Number of tokens.", at_least=1)
-    embedding_dim: int | None = option(
-        "Features of the embeddings, which a linear map turns into d_model (Lan et al., 2020, 3.1); default d_model "
-        "without a map.",
-        default=None,
-        at_least=1,
-    )
+    Args:
+        vocab_size: Number of tokens.
+        embedding_dim: Features of the embeddings, which a linear map turns into d_model (Lan et al., 2020, 3.1);
+            default d_model without a map.
+        positions: Positional encoding: that of other models, or vectors of distances (disentangled, He et al., 2021).
+        num_token_types: Types of tokens, e.g. of the two texts of a pair; 0 for none.
+        causal: Let each token attend to those before it only (CLIP).
+        convolution_size: Tokens that a convolution beside the first layer sees, an odd number (DeBERTa-v2); 0 for no
+            convolution.
+        convolution_activation: Activation of the convolution.
+        masked_lm: Add the head of masked language modeling.
+        masked_lm_activation: Activation of that head.
+    """
+
+    vocab_size: int = option(at_least=1)
+    embedding_dim: int | None = option(default=None, at_least=1)
     positions: Positions | Literal["disentangled"] = option(  # type: ignore[assignment]
-        "Positional encoding: that of other models, or vectors of distances (disentangled, He et al., 2021).",
-        default="sinusoidal",
-        choices=(*POSITIONS, "disentangled"),
+        default="sinusoidal", choices=(*POSITIONS, "disentangled")
     )
-    num_token_types: int = option(
-        "Types of tokens, e.g. of the two texts of a pair; 0 for none.", default=0, at_least=0
-    )
-    causal: bool = option("Let each token attend to those before it only (CLIP).", default=False)
-    convolution_size: int = option(
-        "Tokens that a convolution beside the first layer sees, an odd number (DeBERTa-v2); 0 for no convolution.",
-        default=0,
-        at_least=0,
-    )
-    convolution_activation: Activation | Literal["tanh"] = option(
-        "Activation of the convolution.", default="tanh", choices=("tanh", *ACTIVATIONS)
-    )
-    masked_lm: bool = option("Add the head of masked language modeling.", default=False)
-    masked_lm_activation: Activation = option("Activation of that head.", default="gelu", choices=tuple(ACTIVATIONS))
+    num_token_types: int = option(default=0, at_least=0)
+    causal: bool = option(default=False)
+    convolution_size: int = option(default=0, at_least=0)
+    convolution_activation: Activation | Literal["tanh"] = option(default="tanh", choices=("tanh", *ACTIVATIONS))
+    masked_lm: bool = option(default=False)
+    masked_lm_activation: Activation = option(default="gelu", choices=tuple(ACTIVATIONS))
 
     def _check(self) -> None:
         others = " ".join(name for name in ("share_layers", "parallel_residual", "causal") if getattr(self, name))
@@ -441,27 +470,29 @@ class EncoderConfig(_EncoderConfig):
 
 
 class ImageEncoderConfig(_EncoderConfig):
-    """Configuration of a Vision Transformer (Dosovitskiy et al., 2021). It has no tokens: their ids have no effect."""
+    """Configuration of a Vision Transformer (Dosovitskiy et al., 2021). It has no tokens: their ids have no effect.
 
-    image_size: int = option("Height and width of an image, in pixels.", default=224, at_least=1)
-    patch_size: int = option(
-        "Height and width of a patch; rows and columns of pixels after the last whole patch are left out.",
-        default=16,
-        at_least=1,
-    )
-    num_channels: int = option("Channels of a pixel.", default=3, at_least=1)
-    patch_bias: bool = option("Add a bias to the vectors of patches.", default=True)
-    class_token: bool = option("Put a learned vector before those of the patches.", default=True)
-    activation: Activation | Gated = option("Activation of the feed-forward network.", default="gelu", choices=_CHOICES)
-    positions: Positions = option(
-        "Positional encoding of the class token and the patches.", default="learned", choices=POSITIONS
-    )
-    resize_positions: bool = option(
-        "Accept images of other sizes, for which learned positions are interpolated (DINOv2).", default=False
-    )
-    classify_patches: bool = option(
-        "Classify the state of the class token together with the mean of those of the patches (DINOv2).", default=False
-    )
+    Args:
+        image_size: Height and width of an image, in pixels.
+        patch_size: Height and width of a patch; rows and columns of pixels after the last whole patch are left out.
+        num_channels: Channels of a pixel.
+        patch_bias: Add a bias to the vectors of patches.
+        class_token: Put a learned vector before those of the patches.
+        activation: Activation of the feed-forward network.
+        positions: Positional encoding of the class token and the patches.
+        resize_positions: Accept images of other sizes, for which learned positions are interpolated (DINOv2).
+        classify_patches: Classify the state of the class token together with the mean of those of the patches (DINOv2).
+    """
+
+    image_size: int = option(default=224, at_least=1)
+    patch_size: int = option(default=16, at_least=1)
+    num_channels: int = option(default=3, at_least=1)
+    patch_bias: bool = option(default=True)
+    class_token: bool = option(default=True)
+    activation: Activation | Gated = option(default="gelu", choices=_CHOICES)
+    positions: Positions = option(default="learned", choices=POSITIONS)
+    resize_positions: bool = option(default=False)
+    classify_patches: bool = option(default=False)
 
     def _check(self) -> None:
         if self.patch_size > self.image_size:
@@ -484,17 +515,19 @@ class ImageEncoderConfig(_EncoderConfig):
 class ImageTextEncoderConfig(Config):
     """Configuration of an encoder of texts and one of images whose vectors are compared (Radford et al., 2021).
 
+    Args:
+        text: Configuration of the encoder of texts. A text ends with its first eos_id, if any.
+        image: Configuration of the encoder of images.
+        sigmoid: The probability of a pair is the sigmoid of its logit, which has a bias (Zhai et al., 2023); otherwise
+            the texts of an image have a softmax.
+
     Raises:
         ConfigError: For values that are not such configurations, encoders without a pooler, and vectors of two sizes.
     """
 
-    text: EncoderConfig = option("Configuration of the encoder of texts. A text ends with its first eos_id, if any.")
-    image: ImageEncoderConfig = option("Configuration of the encoder of images.")
-    sigmoid: bool = option(
-        "The probability of a pair is the sigmoid of its logit, which has a bias (Zhai et al., 2023); otherwise the "
-        "texts of an image have a softmax.",
-        default=False,
-    )
+    text: EncoderConfig = option()
+    image: ImageEncoderConfig = option()
+    sigmoid: bool = option(default=False)
 
     def _check(self) -> None:
         for name, cls in (("text", EncoderConfig), ("image", ImageEncoderConfig)):
