@@ -26,134 +26,123 @@ _SCHEDULES: dict[str, Any] = {"inverse_square_root": inverse_square_root, **_FAL
 
 
 class InitConfig(Config):
-    """The model that a run starts from, in place of random parameters."""
+    """The model that a run starts from, in place of random parameters.
 
-    path: str | None = option(
-        "Directory of a public checkpoint or of a run, or a GGUF file.", default=None, panel="Files"
-    )
-    source_language: str | None = option("Language of the sources, for models of many languages.", default=None)
-    target_language: str | None = option("Language of the targets, for models of many languages.", default=None)
-    lora: int | None = option(
-        "With a model to start from: train adapters of all linear maps with this rank (LoRA), and freeze the model.",
-        default=None,
-        at_least=1,
-    )
+    Args:
+        path: Directory of a public checkpoint or of a run, or a GGUF file.
+        source_language: Language of the sources, for models of many languages.
+        target_language: Language of the targets, for models of many languages.
+        lora: With a model to start from: train adapters of all linear maps with this rank (LoRA), and freeze the model.
+    """
+
+    path: str | None = option(default=None, panel="Files")
+    source_language: str | None = option(default=None)
+    target_language: str | None = option(default=None)
+    lora: int | None = option(default=None, at_least=1)
 
 
 class TextTokenizerConfig(Config):
-    """Tokenization of one long text."""
+    """Tokenization of one long text.
 
-    vocab_size: int = option("Size of the vocabulary.", default=8000, at_least=1)
-    model: str = option(
-        "Tokenizer type; characters include line ends.", default="characters", choices=("bpe", "characters")
-    )
-    lowercase: bool = option("Lower-case all text, the output included.", default=False)
-    unicode_form: str = option("Unicode normalization form.", default="NFC", choices=("NFC", "NFKC"))
+    Args:
+        vocab_size: Size of the vocabulary.
+        model: Tokenizer type; characters include line ends.
+        lowercase: Lower-case all text, the output included.
+        unicode_form: Unicode normalization form.
+    """
+
+    vocab_size: int = option(default=8000, at_least=1)
+    model: str = option(default="characters", choices=("bpe", "characters"))
+    lowercase: bool = option(default=False)
+    unicode_form: str = option(default="NFC", choices=("NFC", "NFKC"))
 
 
 class TokenizerConfig(TextTokenizerConfig):
-    """Tokenization of pairs of texts."""
+    """Tokenization of pairs of texts.
 
-    vocab_size: int = option("Size of the vocabulary (of each vocabulary if joint is false).", default=8000, at_least=1)
-    model: str = option("Tokenizer type.", default="bpe", choices=("bpe", "words", "characters"))
-    joint: bool = option("Use one vocabulary, and one embedding, for both sides.", default=True)
-    documents: bool = option(
-        "Sources are documents, split into sentences with a separator between them.", default=False
-    )
-    language: str = option("Language of the sentence splitter.", default="en", choices=("en", "de"))
+    Args:
+        vocab_size: Size of the vocabulary (of each vocabulary if joint is false).
+        model: Tokenizer type.
+        joint: Use one vocabulary, and one embedding, for both sides.
+        documents: Sources are documents, split into sentences with a separator between them.
+        language: Language of the sentence splitter.
+    """
+
+    vocab_size: int = option(default=8000, at_least=1)
+    model: str = option(default="bpe", choices=("bpe", "words", "characters"))
+    joint: bool = option(default=True)
+    documents: bool = option(default=False)
+    language: str = option(default="en", choices=("en", "de"))
 
 
 class BaseTrainingConfig(FitConfig):
-    """Training of any model, by the options of `fit` and others."""
+    """Training of any model, by the options of `fit` and others.
+
+    Args:
+        max_grad_norm: Largest norm of the gradient (clipping).
+        max_steps: Stop after this many steps.
+        max_minutes: Make the steps that fit into this many minutes of wall time, validation included.
+        patience: Stop after this many validations without a better model.
+        schedule: Learning rate schedule; cosine and linear decay until the last step.
+        learning_rate_factor: The peak learning rate is factor * d_model^-0.5 * warmup_steps^-0.5.
+        learning_rate: Peak learning rate, instead of learning_rate_factor.
+        min_learning_rate: Learning rate at the end of the cosine and linear schedules.
+        warmup_steps: Steps of the linear warm-up.
+        optimizer: Optimizer; muon needs fewer steps than adam; adafactor's learning rate is relative (0.01 is usual).
+        beta1: Decay rate of the mean of the gradients (adam, adamw, muon).
+        beta2: Decay rate of the mean of the squared gradients (as beta1).
+        epsilon: Added to the denominator (as beta1).
+        momentum: Decay rate of the velocity (sgd).
+        weight_decay: Weight decay (adamw and muon, default 0.01; adafactor, default 0).
+        label_smoothing: Label smoothing: probability mass given to all tokens.
+        z_loss: Weight of the squared logarithm of the softmax's denominator (PaLM: 1e-4).
+        load_balancing: Weight of the loss that balances the use of experts (Fedus et al., 2021).
+        validate_every: Steps between validations, each of which saves the state.
+        valid_share: Share of the training data that is held out for validation, if no other data are given: the end of
+            a text, or examples drawn at random (default: a tenth, at most 1,000 examples).
+        metric_for_best: Criterion of the best checkpoint: score (BLEU or ROUGE) or loss.
+        keep_checkpoints: Number of models to keep in checkpoints/.
+        checkpoint_every: Steps between these models; default validate_every.
+        average: At the end, average the last or the best keep_checkpoints checkpoints, and use the average if it is
+            better.
+        dtype: Dtype of the parameters.
+        communication_dtype: Data type in which ranks exchange gradients; bfloat16 halves the traffic, and the bits
+            depend on the ranks.
+        overlap_communication: Exchange gradients between ranks during the backward pass, without jit; the bits stay the
+            same.
+        shard_optimizer: Keep the optimizer state of each parameter on one rank only (ZeRO stage 1).
+    """
 
     # JSON has no infinity.
-    max_grad_norm: float = option("Largest norm of the gradient (clipping).", default=1.0, above=0.0, panel="Optimizer")
+    max_grad_norm: float = option(default=1.0, above=0.0, panel="Optimizer")
 
-    max_steps: int | None = option("Stop after this many steps.", default=None, at_least=1, panel="Duration")
-    max_minutes: float | None = option(
-        "Make the steps that fit into this many minutes of wall time, validation included.", default=None, above=0.0
-    )
-    patience: int | None = option("Stop after this many validations without a better model.", default=None, at_least=1)
-    schedule: str = option(
-        "Learning rate schedule; cosine and linear decay until the last step.",
-        default="inverse_square_root",
-        choices=tuple(_SCHEDULES),
-        panel="Optimizer",
-    )
-    learning_rate_factor: float = option(
-        "The peak learning rate is factor * d_model^-0.5 * warmup_steps^-0.5.", default=1.0, above=0.0
-    )
-    learning_rate: float | None = option(
-        "Peak learning rate, instead of learning_rate_factor.", default=None, above=0.0
-    )
-    min_learning_rate: float = option(
-        "Learning rate at the end of the cosine and linear schedules.", default=0.0, at_least=0.0
-    )
-    warmup_steps: int = option("Steps of the linear warm-up.", default=600, at_least=1)
-    optimizer: str = option(
-        "Optimizer; muon needs fewer steps than adam; adafactor's learning rate is relative (0.01 is usual).",
-        default="adam",
-        choices=tuple(_OPTIMIZERS),
-    )
-    beta1: float = option(
-        "Decay rate of the mean of the gradients (adam, adamw, muon).", default=0.9, at_least=0.0, below=1.0
-    )
-    beta2: float = option(
-        "Decay rate of the mean of the squared gradients (as beta1).", default=0.98, at_least=0.0, below=1.0
-    )
-    epsilon: float = option("Added to the denominator (as beta1).", default=1e-9, above=0.0)
-    momentum: float = option("Decay rate of the velocity (sgd).", default=0.9, at_least=0.0, below=1.0)
-    weight_decay: float | None = option(
-        "Weight decay (adamw and muon, default 0.01; adafactor, default 0).", default=None, at_least=0.0
-    )
-    label_smoothing: float = option(
-        "Label smoothing: probability mass given to all tokens.", default=0.1, at_least=0.0, below=1.0, panel="Loss"
-    )
-    z_loss: float = option(
-        "Weight of the squared logarithm of the softmax's denominator (PaLM: 1e-4).", default=0.0, at_least=0.0
-    )
-    load_balancing: float = option(
-        "Weight of the loss that balances the use of experts (Fedus et al., 2021).", default=0.01, at_least=0.0
-    )
-    validate_every: int = option(
-        "Steps between validations, each of which saves the state.",
-        default=500,
-        at_least=1,
-        panel="Validation and checkpoints",
-    )
-    valid_share: float | None = option(
-        "Share of the training data that is held out for validation, if no other data are given: the end of a text, or "
-        "examples drawn at random (default: a tenth, at most 1,000 examples).",
-        default=None,
-        above=0.0,
-        below=1.0,
-    )
-    metric_for_best: str = option(
-        "Criterion of the best checkpoint: score (BLEU or ROUGE) or loss.", default="score", choices=("score", "loss")
-    )
-    keep_checkpoints: int = option("Number of models to keep in checkpoints/.", default=0, at_least=0)
-    checkpoint_every: int | None = option(
-        "Steps between these models; default validate_every.", default=None, at_least=1
-    )
-    average: str = option(
-        "At the end, average the last or the best keep_checkpoints checkpoints, and use the average if it is better.",
-        default="none",
-        choices=("none", "last", "best"),
-    )
-    dtype: str = option(
-        "Dtype of the parameters.", default="float32", choices=("float32", "float64"), panel="Computing"
-    )
-    communication_dtype: str = option(
-        "Data type in which ranks exchange gradients; bfloat16 halves the traffic, and the bits depend on the ranks.",
-        default="float32",
-        choices=("float32", "bfloat16"),
-    )
-    overlap_communication: bool = option(
-        "Exchange gradients between ranks during the backward pass, without jit; the bits stay the same.", default=False
-    )
-    shard_optimizer: bool = option(
-        "Keep the optimizer state of each parameter on one rank only (ZeRO stage 1).", default=False
-    )
+    max_steps: int | None = option(default=None, at_least=1, panel="Duration")
+    max_minutes: float | None = option(default=None, above=0.0)
+    patience: int | None = option(default=None, at_least=1)
+    schedule: str = option(default="inverse_square_root", choices=tuple(_SCHEDULES), panel="Optimizer")
+    learning_rate_factor: float = option(default=1.0, above=0.0)
+    learning_rate: float | None = option(default=None, above=0.0)
+    min_learning_rate: float = option(default=0.0, at_least=0.0)
+    warmup_steps: int = option(default=600, at_least=1)
+    optimizer: str = option(default="adam", choices=tuple(_OPTIMIZERS))
+    beta1: float = option(default=0.9, at_least=0.0, below=1.0)
+    beta2: float = option(default=0.98, at_least=0.0, below=1.0)
+    epsilon: float = option(default=1e-9, above=0.0)
+    momentum: float = option(default=0.9, at_least=0.0, below=1.0)
+    weight_decay: float | None = option(default=None, at_least=0.0)
+    label_smoothing: float = option(default=0.1, at_least=0.0, below=1.0, panel="Loss")
+    z_loss: float = option(default=0.0, at_least=0.0)
+    load_balancing: float = option(default=0.01, at_least=0.0)
+    validate_every: int = option(default=500, at_least=1, panel="Validation and checkpoints")
+    valid_share: float | None = option(default=None, above=0.0, below=1.0)
+    metric_for_best: str = option(default="score", choices=("score", "loss"))
+    keep_checkpoints: int = option(default=0, at_least=0)
+    checkpoint_every: int | None = option(default=None, at_least=1)
+    average: str = option(default="none", choices=("none", "last", "best"))
+    dtype: str = option(default="float32", choices=("float32", "float64"), panel="Computing")
+    communication_dtype: str = option(default="float32", choices=("float32", "bfloat16"))
+    overlap_communication: bool = option(default=False)
+    shard_optimizer: bool = option(default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -241,77 +230,72 @@ class BaseTrainingConfig(FitConfig):
 
 
 class TrainingConfig(BaseTrainingConfig):
-    """Training on pairs of texts."""
+    """Training on pairs of texts.
 
-    batch_tokens: int = option(
-        "Largest number of tokens in a batch, padding included, counting the longer of source and target.",
-        default=2048,
-        at_least=1,
-        panel="Data",
-    )
-    max_length: int = option("Largest number of tokens of a text.", default=256, at_least=1)
-    truncation: str = option(
-        "What to do with longer texts: an error, drop the pair, or cut the source.",
-        default="error",
-        choices=("error", "drop", "cut"),
-    )
+    Args:
+        batch_tokens: Largest number of tokens in a batch, padding included, counting the longer of source and target.
+        max_length: Largest number of tokens of a text.
+        truncation: What to do with longer texts: an error, drop the pair, or cut the source.
+        bleu_tokenize: Tokenizer of sacreBLEU for validation, e.g. 13a, zh, ja-mecab, char; default: that of the target
+            language if it is known by --target-language or the suffix of the file (val.zh), else 13a.
+        r_drop: Weight of R-Drop, the divergence between two passes with different dropout masks, typically 1 to 5.
+            Training needs fewer steps, but each takes almost twice as long.
+    """
 
-    bleu_tokenize: str | None = option(
-        "Tokenizer of sacreBLEU for validation, e.g. 13a, zh, ja-mecab, char; default: that of the target language if "
-        "it is known by --target-language or the suffix of the file (val.zh), else 13a.",
-        default=None,
-    )
-    r_drop: float = option(
-        "Weight of R-Drop, the divergence between two passes with different dropout masks, typically 1 to 5. Training "
-        "needs fewer steps, but each takes almost twice as long.",
-        default=0.0,
-        at_least=0.0,
-        panel="Loss",
-    )
+    batch_tokens: int = option(default=2048, at_least=1, panel="Data")
+    max_length: int = option(default=256, at_least=1)
+    truncation: str = option(default="error", choices=("error", "drop", "cut"))
+
+    bleu_tokenize: str | None = option(default=None)
+    r_drop: float = option(default=0.0, at_least=0.0, panel="Loss")
 
 
 class ClassTrainingConfig(BaseTrainingConfig):
-    """Training of a classifier of texts."""
+    """Training of a classifier of texts.
 
-    problem_type: str = option(
-        "What the labels mean: one of the classes, any number of them with commas between, or numbers.",
-        default=PROBLEM_TYPES[0],
-        choices=PROBLEM_TYPES,
-        panel="Data",
-    )
-    labels: tuple[str, ...] | None = option(
-        "Name of a class; repeat it to fix their order. Default: the labels of the training set, sorted.", default=None
-    )
-    batch_tokens: int = option("Largest number of tokens in a batch, padding included.", default=2048, at_least=1)
-    max_length: int = option("Tokens of a text, special ones included; longer texts are cut.", default=256, at_least=2)
-    epochs: float = option(
-        "Passes over the training set, unless max_steps is given; by default at least 60 steps.", default=3.0, above=0.0
-    )
+    Args:
+        problem_type: What the labels mean: one of the classes, any number of them with commas between, or numbers.
+        labels: Name of a class; repeat it to fix their order. Default: the labels of the training set, sorted.
+        batch_tokens: Largest number of tokens in a batch, padding included.
+        max_length: Tokens of a text, special ones included; longer texts are cut.
+        epochs: Passes over the training set, unless max_steps is given; by default at least 60 steps.
+    """
+
+    problem_type: str = option(default=PROBLEM_TYPES[0], choices=PROBLEM_TYPES, panel="Data")
+    labels: tuple[str, ...] | None = option(default=None)
+    batch_tokens: int = option(default=2048, at_least=1)
+    max_length: int = option(default=256, at_least=2)
+    epochs: float = option(default=3.0, above=0.0)
 
 
 class LanguageModelTrainingConfig(BaseTrainingConfig):
-    """Training of a language model on one long text."""
+    """Training of a language model on one long text.
 
-    label_smoothing: float = option(
-        "Label smoothing: probability mass given to all tokens.", default=0.0, at_least=0.0, below=1.0, panel="Loss"
-    )
-    metric_for_best: str = option("Criterion for choosing the best checkpoint.", default="loss", choices=("loss",))
-    context_length: int = option("Number of tokens that the model sees.", default=128, at_least=1, panel="Data")
-    batch_size: int = option("Number of chunks of context_length tokens in a batch.", default=16, at_least=1)
+    Args:
+        label_smoothing: Label smoothing: probability mass given to all tokens.
+        metric_for_best: Criterion for choosing the best checkpoint.
+        context_length: Number of tokens that the model sees.
+        batch_size: Number of chunks of context_length tokens in a batch.
+    """
+
+    label_smoothing: float = option(default=0.0, at_least=0.0, below=1.0, panel="Loss")
+    metric_for_best: str = option(default="loss", choices=("loss",))
+    context_length: int = option(default=128, at_least=1, panel="Data")
+    batch_size: int = option(default=16, at_least=1)
 
 
 class ChatTrainingConfig(LanguageModelTrainingConfig):
-    """Training of a language model on the answers of chats."""
+    """Training of a language model on the answers of chats.
+
+    Args:
+        context_length: Number of tokens of a row, which holds several conversations (default: the longest one, from 192
+            to 1024).
+        batch_size: Number of rows in a batch.
+        truncation: What to do with conversations that are longer than a row: an error, drop them, or cut their end.
+    """
 
     context_length: int | None = option(  # type: ignore[assignment]  # a run in a directory has a number
-        "Number of tokens of a row, which holds several conversations (default: the longest one, from 192 to 1024).",
-        default=None,
-        at_least=1,
-        panel="Data",
+        default=None, at_least=1, panel="Data"
     )
-    batch_size: int = option("Number of rows in a batch.", default=4, at_least=1)
-    truncation: str = option(
-        "What to do with conversations that are longer than a row: an error, drop them, or cut their end.",
-        default="error",
-        choices=("error", "drop", "cut"),
-    )
+    batch_size: int = option(default=4, at_least=1)
+    truncation: str = option(default="error", choices=("error", "drop", "cut"))
