@@ -37,15 +37,21 @@ class ArrayNamespace(Namespace, Protocol):
     inf: float
     nan: float
     pi: float
+    can_cast: Callable[..., bool]
     isdtype: Callable[..., bool]
+    result_type: Callable[..., Any]
     finfo: Any
     iinfo: Any
     fft: Any
     linalg: Any
     broadcast_arrays: Any
+    broadcast_shapes: Callable[..., tuple[int, ...]]
     meshgrid: Any
     nonzero: Any
     top_k: Any
+    unique_all: Any
+    unique_counts: Any
+    unique_inverse: Any
     unstack: Any
 
     def __getattr__(self, name: str, /) -> Callable[..., Array]: ...

@@ -31,6 +31,8 @@ class Gate(xf.Module):
         assert_type(gate.T, xf.Array)
         assert_type(xp.exp(-gate), xf.Array)
         assert_type(xp.pi, float)
+        assert_type(xp.broadcast_shapes(x.shape, (1,)), tuple[int, ...])
+        assert_type(xp.can_cast(x, x.dtype), bool)
         largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
         assert_type(largest, xf.Array)
         y: xf.Array = xf.ops.activation(self.activation)(gate) * value * self.weight / (largest + xp.finfo(x.dtype).eps)
