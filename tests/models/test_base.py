@@ -83,6 +83,14 @@ def test_bfloat16_is_kept_if_the_library_has_it(path):
     assert dtypes(Transformer.load(path, xp=torch, dtype="float64")) == {"float64"}
 
 
+def test_load_draws_no_parameters(path, monkeypatch):
+    model = small_model()
+    model.save(path)
+    for name in ("normal", "uniform"):
+        monkeypatch.setattr(f"xformer.random.Rng.{name}", None)
+    assert_close(Transformer.load(path)(SOURCE, TARGET), model(SOURCE, TARGET), tolerance=0.0)
+
+
 def test_load_reads_a_model_of_any_class(path):
     model = small_language_model()
     model.save(path)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 from xformer import hints, layers, native
-from xformer.backends import Array, Device, DType, array_namespace, dtype_name, extra, is_floating
+from xformer.backends import Array, Device, DType, array_namespace, dtype_name, extra, is_floating, resolve
 from xformer.errors import CheckpointError, ConfigError, ShapeError, check_arguments, describe_type
 from xformer.io import check_path, load_arrays, restorable_dtype, restore_like, save_arrays, takes_bfloat16
 from xformer.layers.attention import PROJECTIONS
@@ -276,8 +276,10 @@ class BaseModel(Module):
                 model: Any = _MODELS[name](config, seed=None).quantize(quantized)
                 model = replace(model, restore_like(arrays, dict(model.named_arrays())))
                 return model.to(xp, device=device)
-            model = _MODELS[name](config, xp=xp, dtype=dtype, device=device)
-            return replace(model, restore_like(arrays, dict(model.named_arrays())))
+            target = resolve(xp)
+            place = functools.partial(target.from_host, dtype=target.default_float(dtype), device=device)
+            model = _MODELS[name](config, seed=None)  # takes no memory
+            return replace(model, {key: place(array) for key, array in arrays.items()})
         except (ConfigError, ShapeError, ValueError) as error:
             raise CheckpointError(f"{path} does not contain the model of its configuration: {error}") from error
 
