@@ -22,6 +22,7 @@ import numpy as np
 from xformer.backends import Array, array_namespace, dtype_name, resolve, to_host
 from xformer.errors import BackendError, CheckpointError, ConfigError, abbreviate, describe_type
 
+StrPath = str | os.PathLike[str]
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"  # first line of the text file
 
 
@@ -37,9 +38,7 @@ def unwritable_parent(path: Path) -> Path | None:
     return None if parent.is_dir() and os.access(parent, os.W_OK) else parent
 
 
-def check_no_overwrite(
-    output: str | os.PathLike[str], protected: Iterable[str | os.PathLike[str] | int], name: str
-) -> None:
+def check_no_overwrite(output: StrPath, protected: Iterable[StrPath | int], name: str) -> None:
     """Check that an output does not replace a file that is read or kept, under whatever path.
 
     Args:
@@ -76,7 +75,7 @@ def file_errors(message: str, hint: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
     """Open a binary file that appears at `path` only once everything is written and on disk.
 
     The bytes go to a temporary file in the same directory, which is flushed, fsynced and renamed to `path`. The file
@@ -121,17 +120,17 @@ def _replacement(path: Path) -> Iterator[IO[bytes]]:
             os.unlink(temporary)
 
 
-def is_device(path: str | os.PathLike[str]) -> bool:
+def is_device(path: StrPath) -> bool:
     """Return whether a path cannot be replaced: a device, a pipe, or a descriptor of this process."""
     return descriptor_of(path) is not None or (os.path.exists(path) and not os.path.isfile(path))
 
 
-def _open_device(path: str | os.PathLike[str]) -> IO[bytes]:
+def _open_device(path: StrPath) -> IO[bytes]:
     number = descriptor_of(path)  # opening its path would truncate the file behind it
     return open(path, "wb") if number is None else os.fdopen(os.dup(number), "wb")
 
 
-def descriptor_of(path: str | os.PathLike[str]) -> int | None:
+def descriptor_of(path: StrPath) -> int | None:
     """Return the descriptor of this process that a path names, e.g. 1 for /dev/stdout; None for any other path."""
     path = os.fspath(path)
     for _ in range(_MAX_LINKS):
@@ -145,7 +144,7 @@ def descriptor_of(path: str | os.PathLike[str]) -> int | None:
 
 
 @contextlib.contextmanager
-def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_directory(path: StrPath) -> Iterator[Path]:
     """Create a temporary directory that becomes the new directory `path` once everything is written.
 
     If `path` is an empty directory, e.g. a mounted volume, it is kept, and the files are moved into it one by one.
@@ -232,20 +231,20 @@ def to_json(value: Any) -> bytes:
     return f"{json.dumps(value, indent=2, ensure_ascii=False)}\n".encode()
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
+def write_json(path: StrPath, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
     with atomic_write(path) as file:
         file.write(to_json(value))
 
 
-def check_no_lfs_pointer(path: str | os.PathLike[str]) -> None:
+def check_no_lfs_pointer(path: StrPath) -> None:
     """Raise CheckpointError for a pointer that Git LFS leaves in place of a file that was not downloaded."""
     with Path(path).open("rb") as file:
         if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
             raise CheckpointError(f"{path} is a Git LFS pointer, not the file itself; run: git lfs pull")
 
 
-def read_json(path: str | os.PathLike[str], description: str) -> dict[str, Any]:
+def read_json(path: StrPath, description: str) -> dict[str, Any]:
     """Read a JSON object.
 
     Args:
@@ -297,9 +296,7 @@ _MAX_HEADER = 100_000_000  # the limit of the format
 _CHECKSUM = "blake2b"  # metadata entry of files that xformer writes
 
 
-def save_arrays(
-    path: str | os.PathLike[str], arrays: Mapping[str, Array | Callable[[], Array]], metadata: dict[str, str]
-) -> None:
+def save_arrays(path: StrPath, arrays: Mapping[str, Array | Callable[[], Array]], metadata: dict[str, str]) -> None:
     """Write named arrays of any library to a safetensors file, atomically, with a checksum in its metadata.
 
     Args:
@@ -342,7 +339,7 @@ def check_savable(arrays: dict[str, Array]) -> None:
             raise ConfigError(f"{name} has dtype {dtype}, which no file can hold; expected one of {', '.join(_CODES)}")
 
 
-def load_arrays(path: str | os.PathLike[str], *, keep: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
+def load_arrays(path: StrPath, *, keep: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
     """Read a safetensors file.
 
     Returns:
@@ -498,7 +495,7 @@ def _header(tensors: list[tuple[str, str, Any, int]], metadata: dict[str, str]) 
     return len(text).to_bytes(8, "little") + text
 
 
-def _pack(path: str | os.PathLike[str], name: str, array: Array) -> Any:
+def _pack(path: StrPath, name: str, array: Array) -> Any:
     """Return a contiguous little-endian NumPy array of the same dtype, also for bfloat16, which to_host upcasts."""
     host = np.asarray(to_host(array), order="C")
     if host.dtype.name not in _CODES:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import numpy as np
 
 from xformer.config import check_count
 from xformer.errors import DataError
+from xformer.io import StrPath
 from xformer.native import array_namespace
 
 SAMPLE_RATE = 16_000  # of speech models
@@ -38,7 +38,7 @@ class Audio(NamedTuple):
     sample_rate: int
 
 
-def read_wav(path: str | os.PathLike[str] | bytes) -> Audio:
+def read_wav(path: StrPath | bytes) -> Audio:
     """Read a WAV file: integers of 8, 16, 24 or 32 bits, or floats of 32 or 64. Channels are averaged.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer.errors import CheckpointError, ConfigError, DataError
-from xformer.io import read_json
+from xformer.io import StrPath, read_json
 from xformer.text.extras import require
 
 PROCESSOR_FILE = "preprocessor_config.json"
@@ -19,7 +19,7 @@ PROCESSOR_FILE = "preprocessor_config.json"
 _SQUARE, _SHORTER = ("ViT", "DeiT", "Siglip"), ("CLIP", "Bit")
 _SUFFIXES = ("ImageProcessor", "ImageProcessorFast", "FeatureExtractor")
 
-ImageSource = str | os.PathLike[str] | Any
+ImageSource = StrPath | Any
 
 
 class ImageProcessor(NamedTuple):
@@ -42,7 +42,7 @@ class ImageProcessor(NamedTuple):
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     @classmethod
-    def from_pretrained(cls, directory: str | os.PathLike[str]) -> ImageProcessor:
+    def from_pretrained(cls, directory: StrPath) -> ImageProcessor:
         """Read preprocessor_config.json of a checkpoint.
 
         Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer.errors import BackendError, ConfigError, check_choice, describe_type
-from xformer.io import atomic_directory
+from xformer.io import StrPath, atomic_directory
 from xformer.layers.weights import check_no_adapters
 from xformer.models import BaseModel, LanguageModel, Transformer
 from xformer.models.config import GATED
@@ -52,7 +51,7 @@ class CTranslate2Export(NamedTuple):
 
 def export_ctranslate2(
     model: BaseModel,
-    directory: str | os.PathLike[str],
+    directory: StrPath,
     *,
     source_tokens: Sequence[str],
     target_tokens: Sequence[str] | None = None,

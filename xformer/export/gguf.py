@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import functools
 import math
-import os
 import re
 import struct
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from xformer.families import gguf_file
 from xformer.families.checkpoint import Progress, tensors_of, writable_family, writable_model
 from xformer.families.family import FAMILIES, Family
 from xformer.families.peft import PREFIX, lora_tensors
-from xformer.io import atomic_write, check_no_overwrite
+from xformer.io import StrPath, atomic_write, check_no_overwrite
 from xformer.layers.positions import rope_frequencies
 from xformer.layers.weights import adapters_of
 from xformer.models import LanguageModel
@@ -40,11 +39,11 @@ _FLOATS = ("epsilon", "freq_base", "freq_base_swa", "softcapping", "factor", "be
 
 def export_gguf(
     model: Any,
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     tokenizer: BaseTokenizer | None = None,
     quantization: str | None = None,
-    source: str | os.PathLike[str] | None = None,
+    source: StrPath | None = None,
     progress: Progress | None = None,
 ) -> str:
     """Write a language model as a GGUF file, which llama.cpp and `load_pretrained` read.
@@ -96,7 +95,7 @@ def export_gguf(
     return _write(path, fields, tensors, entries, quantization, progress)
 
 
-def export_gguf_lora(model: Any, path: str | os.PathLike[str]) -> str:
+def export_gguf_lora(model: Any, path: StrPath) -> str:
     """Write the adapters of a model as a GGUF file, which llama.cpp adds to the base model.
 
     Args:

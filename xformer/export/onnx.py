@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import numpy as np
 from xformer.backends import Array
 from xformer.errors import BackendError, ConfigError, describe_type, how_to_install
 from xformer.families.checkpoint import generation_config
-from xformer.io import atomic_write, write_json
+from xformer.io import StrPath, atomic_write, write_json
 from xformer.layers import KVCache, LayerCache
 from xformer.layers.cache import DecodingCache, Memory
 from xformer.layers.weights import check_no_adapters
@@ -84,7 +83,7 @@ class Graph(NamedTuple):
     function: Callable[..., Arrays]
 
 
-def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_length: int | None = None) -> OnnxExport:
+def export_onnx(model: BaseModel, directory: StrPath, *, max_length: int | None = None) -> OnnxExport:
     """Write a model as ONNX files, with dynamic batch and lengths.
 
     - Encoder-decoder: encoder.onnx encodes sources, decoder.onnx computes the logits of whole targets, and step.onnx
@@ -123,9 +122,7 @@ def export_onnx(model: BaseModel, directory: str | os.PathLike[str], *, max_leng
     return exported
 
 
-def write_graphs(
-    model: BaseModel, graphs: dict[str, Graph], directory: str | os.PathLike[str], limits: dict[str, int]
-) -> OnnxExport:
+def write_graphs(model: BaseModel, graphs: dict[str, Graph], directory: StrPath, limits: dict[str, int]) -> OnnxExport:
     """Write graphs of a model as files; errors are those of `export_onnx`.
 
     Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -16,7 +15,7 @@ from xformer.backends import Array, array_namespace
 from xformer.errors import ConfigError, describe_type
 from xformer.export import onnx
 from xformer.export.onnx import Arrays, Graph, Input, OnnxExport
-from xformer.io import atomic_write, write_json
+from xformer.io import StrPath, atomic_write, write_json
 from xformer.models import BaseModel, LanguageModel, SpeechTransformer, Transformer
 from xformer.tracing.activations import intervene, record
 
@@ -30,7 +29,7 @@ _RUNTIME = {
 _MAX_TOKENS, _MAX_WEIGHTS = 512, 2**25  # of a text, and of all heads; both limit its length
 
 
-def find_runtime(directory: str | os.PathLike[str] | None = None) -> dict[str, Path]:
+def find_runtime(directory: StrPath | None = None) -> dict[str, Path]:
     """Return the files of the npm packages that a page runs on, by their names in the page.
 
     Args:
@@ -51,7 +50,7 @@ def find_runtime(directory: str | os.PathLike[str] | None = None) -> dict[str, P
     return found
 
 
-def write_explorer(directory: str | os.PathLike[str], runtime: dict[str, Path]) -> None:
+def write_explorer(directory: StrPath, runtime: dict[str, Path]) -> None:
     """Write the files of a page that do not depend on the model.
 
     Args:
@@ -70,7 +69,7 @@ def write_explorer(directory: str | os.PathLike[str], runtime: dict[str, Path]) 
 
 def export_web(
     model: BaseModel,
-    directory: str | os.PathLike[str],
+    directory: StrPath,
     settings: dict[str, Any],
     runtime: dict[str, Path],
     *,

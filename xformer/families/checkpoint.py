@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from xformer.families.feature_order import with_separate_halves
 from xformer.families.gguf_file import GGUFFile, find_gguf
 from xformer.families.layouts import Layout
 from xformer.families.tensor_files import TensorFiles, remove_shards
-from xformer.io import atomic_write, check_path, read_json, save_arrays, write_json
+from xformer.io import StrPath, atomic_write, check_path, read_json, save_arrays, write_json
 from xformer.layers import Initializer
 from xformer.layers.positions import sinusoidal
 from xformer.layers.weights import check_no_adapters, inference_weights_of
@@ -49,7 +48,7 @@ _MANY, _MAX_SHOWN = 99, 3  # fields in which a family differs from a model
 _HUB_NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.gguf)(?<!\.safetensors)"
 
 
-def is_public(directory: str | os.PathLike[str]) -> bool:
+def is_public(directory: StrPath) -> bool:
     """Return whether a path is a public checkpoint (a directory or a GGUF file) rather than a run of xformer.
 
     Raises:
@@ -62,7 +61,7 @@ def is_public(directory: str | os.PathLike[str]) -> bool:
     return find_gguf(Path(directory)) is not None
 
 
-def check_exists(directory: str | os.PathLike[str]) -> None:
+def check_exists(directory: StrPath) -> None:
     """Raise CheckpointError if the path of a model does not exist."""
     check_path(directory)
     try:
@@ -153,7 +152,7 @@ def open_checkpoint(path: Path, classes: dict[str, Any] | None = None) -> Checkp
 
 @check_arguments()
 def load_pretrained(
-    directory: str | os.PathLike[str],
+    directory: StrPath,
     *,
     xp: Any = "numpy",
     dtype: DType | str | None = None,
@@ -335,7 +334,7 @@ def _initial(init: Initializer, name: str, shape: tuple[int, ...]) -> Any:
     return init.xavier_uniform(shape) if len(shape) == 2 else init.full(shape, float(name.endswith("norm.weight")))
 
 
-def save_pretrained(model: BaseModel, directory: str | os.PathLike[str], *, model_type: str | None = None) -> None:
+def save_pretrained(model: BaseModel, directory: StrPath, *, model_type: str | None = None) -> None:
     """Write a model as a checkpoint directory in the Hugging Face format.
 
     The directory gets config.json, model.safetensors and, for models that generate text, generation_config.json. If

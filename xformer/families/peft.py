@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from xformer.errors import CheckpointError, ConfigError, nearest_hint
 from xformer.families.family import FAMILIES, Family
 from xformer.families.layouts import Layout
 from xformer.families.tensor_files import read_header
-from xformer.io import check_path, file_errors, read_json, save_arrays, write_json
+from xformer.io import StrPath, check_path, file_errors, read_json, save_arrays, write_json
 from xformer.layers.weights import LoraWeight, adapters_of, linear_maps, with_adapters
 from xformer.models import LanguageModel, Transformer
 from xformer.models.base import BaseModel
@@ -35,7 +34,7 @@ _MUTATED = ("pissa", "olora", "loftq", "corda", "lora_ga")  # initializations th
 
 
 def save_lora(
-    model: BaseModel, directory: str | os.PathLike[str], *, model_type: str | None = None, base_model: str | None = None
+    model: BaseModel, directory: StrPath, *, model_type: str | None = None, base_model: str | None = None
 ) -> None:
     """Write the adapters of a model as a PEFT directory, which `peft.PeftModel.from_pretrained` loads.
 
@@ -108,7 +107,7 @@ def lora_tensors(model: BaseModel, family: Family) -> tuple[dict[str, Any], dict
     return tensors, settings
 
 
-def load_lora(model: AnyModel, directory: str | os.PathLike[str], *, model_type: str | None = None) -> AnyModel:
+def load_lora(model: AnyModel, directory: StrPath, *, model_type: str | None = None) -> AnyModel:
     """Return a model with the adapters of a PEFT directory; everything else is frozen.
 
     Args:

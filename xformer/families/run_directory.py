@@ -12,7 +12,7 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.checkpoint import describe_missing, write_configs
 from xformer.families.gguf_file import find_gguf
-from xformer.io import atomic_write, file_errors, lock_directory, read_json, unwritable_parent, write_json
+from xformer.io import StrPath, atomic_write, file_errors, lock_directory, read_json, unwritable_parent, write_json
 from xformer.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
 
 # The command that uses the model, by task; here, as inference does not import the table of tasks.
@@ -37,7 +37,7 @@ class RunDirectory:
         pretrained: pretrained/, configuration and tokenizer of the public checkpoint that the run started from, if any.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: StrPath) -> None:
         self.path = Path(path)
         self.config = self.path / "config.json"
         self.model = self.path / "model.safetensors"
@@ -220,7 +220,7 @@ def copy_pretrained(source: Path, target: Path) -> None:
                 file.write((source / name).read_bytes())
 
 
-def sha256(path: str | os.PathLike[str]) -> str:
+def sha256(path: StrPath) -> str:
     """Return the SHA-256 of a file's content in hexadecimal; raise CheckpointError if it cannot be read."""
     with file_errors(f"cannot read {path}"), Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

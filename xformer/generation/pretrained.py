@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from xformer.config import check_value, options_of
 from xformer.errors import ConfigError
 from xformer.generation.config import GenerationConfig
-from xformer.io import read_json
+from xformer.io import StrPath, read_json
 from xformer.models import ModelConfig
 
 GENERATION_FILE = "generation_config.json"
@@ -47,7 +46,7 @@ class PretrainedGeneration:
         return GenerationConfig(**{"length_penalty_base": "length", **self.options}, stop_token_ids=ends)
 
 
-def read_generation(directory: str | os.PathLike[str], *, encoder_decoder: bool) -> PretrainedGeneration:
+def read_generation(directory: StrPath, *, encoder_decoder: bool) -> PretrainedGeneration:
     """Read generation_config.json of a checkpoint; without one, the generation settings of config.json.
 
     Args:

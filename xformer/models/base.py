@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 from xformer import hints, layers, native
 from xformer.backends import Array, Device, DType, array_namespace, dtype_name, extra, is_floating, resolve
 from xformer.errors import CheckpointError, ConfigError, ShapeError, check_arguments, describe_type
-from xformer.io import check_path, load_arrays, restorable_dtype, restore_like, save_arrays, takes_bfloat16
+from xformer.io import StrPath, check_path, load_arrays, restorable_dtype, restore_like, save_arrays, takes_bfloat16
 from xformer.layers.attention import PROJECTIONS
 from xformer.layers.basic import NORMS, Norm, RMSNorm
 from xformer.layers.positions import RelativePositions, position_terms
@@ -216,7 +216,7 @@ class BaseModel(Module):
         weights: Any = named_weights(self)
         return with_fields(replace(changed, dict(weights)), model_type=self.model_type)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write parameters and configuration to one safetensors file, atomically.
 
         Args:
@@ -228,7 +228,7 @@ class BaseModel(Module):
         check_no_adapters(self)
         self._save_merged(path)
 
-    def _save_merged(self, path: str | os.PathLike[str]) -> None:
+    def _save_merged(self, path: StrPath) -> None:
         """Write what `save` writes for `merge_lora(model)`, and compute a weight at a time, to save memory."""
         is_dense = any(isinstance(weight, LoraWeight | BlockWeight) for weight in inference_weights(self))
         config, dtype = json.dumps(self.config.to_dict()), dtype_name(self._parameter.dtype)
@@ -238,9 +238,7 @@ class BaseModel(Module):
         save_arrays(path, dense_arrays(self) if is_dense else dict(unpack(self).named_arrays()), metadata)
 
     @classmethod
-    def load(
-        cls, path: str | os.PathLike[str], *, xp: Any = "numpy", dtype: DType | str | None = None, device: Device = None
-    ) -> Self:
+    def load(cls, path: StrPath, *, xp: Any = "numpy", dtype: DType | str | None = None, device: Device = None) -> Self:
         """Read a model that `save` wrote, into any library.
 
         Args:
@@ -284,9 +282,7 @@ class BaseModel(Module):
             raise CheckpointError(f"{path} does not contain the model of its configuration: {error}") from error
 
 
-def load(
-    path: str | os.PathLike[str], *, xp: Any = "numpy", dtype: DType | str | None = None, device: Device = None
-) -> BaseModel:
+def load(path: StrPath, *, xp: Any = "numpy", dtype: DType | str | None = None, device: Device = None) -> BaseModel:
     """Read a model of any class that `BaseModel.save` wrote; arguments and errors are those of `BaseModel.load`.
 
     The file records the class, which must be defined (imported) when it is read.

@@ -16,6 +16,7 @@ from xformer.families.checkpoint import Progress, for_inference, is_public
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.html import Markup, table, tag
+from xformer.io import StrPath
 from xformer.models import BaseModel
 from xformer.pipelines.output_text import Output
 from xformer.text.normalize import check_texts
@@ -68,7 +69,7 @@ class Pipeline:
     @classmethod
     def from_pretrained(
         cls,
-        directory: str | os.PathLike[str],
+        directory: StrPath,
         xp: Any = "numpy",
         *,
         dtype: Any = None,

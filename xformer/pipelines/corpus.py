@@ -25,7 +25,7 @@ import numpy as np
 
 from xformer.config import check_count, dotted
 from xformer.errors import ConfigError, CorpusError, XformerError, is_out_of_memory
-from xformer.io import atomic_write, file_errors, lock_directory, read_json, read_log, write_json
+from xformer.io import StrPath, atomic_write, file_errors, lock_directory, read_json, read_log, write_json
 from xformer.text.corpus import LineChunk, LineChunks
 
 _FORMAT = 1  # of manifest.json
@@ -91,7 +91,7 @@ class Corpus:
         """Yield the paths of the parts in the order of the source."""
         return (_part(self.directory, number, self.suffix) for number in range(self.num_chunks))
 
-    def merge_lines(self, output: str | os.PathLike[str]) -> None:
+    def merge_lines(self, output: StrPath) -> None:
         """Write the parts one after another to a file, which appears when it is complete.
 
         Raises:
@@ -110,7 +110,7 @@ class Corpus:
                     )
                 file.write(data)
 
-    def merge_arrays(self, output: str | os.PathLike[str]) -> None:
+    def merge_arrays(self, output: StrPath) -> None:
         """Write the rows of the parts, which are .npy files, as one array to a .npy file.
 
         Raises:
@@ -138,8 +138,8 @@ class Corpus:
 
 def process_corpus(
     function: ChunkFunction,
-    source: str | os.PathLike[str],
-    directory: str | os.PathLike[str],
+    source: StrPath,
+    directory: StrPath,
     *,
     executor: Executor,
     settings: Mapping[str, Any],
@@ -230,7 +230,7 @@ def process_corpus(
         return Corpus(directory, suffix, len(chunks), failures, dict(counts), part_lines)
 
 
-def check_not_ledger(output: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
+def check_not_ledger(output: StrPath, directory: StrPath) -> None:
     """Raise ConfigError if an output would replace a file of a run, or its directory, now or when the run makes it."""
     path, folder = Path(os.path.realpath(output)), Path(os.path.realpath(directory))
     name = path.name.casefold()  # some file systems ignore case

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from xformer.families.peft import ADAPTER_CONFIG
 from xformer.families.run_directory import RunDirectory, copy_pretrained
 from xformer.generation import GenerationConfig
 from xformer.generation.pretrained import GENERATION_FILE
-from xformer.io import atomic_directory, atomic_write, check_no_overwrite, load_arrays, read_json, write_json
+from xformer.io import StrPath, atomic_directory, atomic_write, check_no_overwrite, load_arrays, read_json, write_json
 from xformer.layers import lora
 from xformer.models import BaseModel, ImageEncoder, LanguageModel, Transformer, load
 from xformer.pipelines.loading import pipeline_class
@@ -35,14 +34,14 @@ _MARK = "\ue000"  # a character for private use, in place of the text of a chat
 
 
 def export_run(
-    directory: str | os.PathLike[str],
-    output: str | os.PathLike[str],
+    directory: StrPath,
+    output: StrPath,
     target: str = "huggingface",
     *,
     quantization: str | None = None,
-    runtime: str | os.PathLike[str] | None = None,
+    runtime: StrPath | None = None,
     max_length: int | None = None,
-    base: str | os.PathLike[str] | None = None,
+    base: StrPath | None = None,
     progress: Progress | None = None,
 ) -> str:
     """Write the best model of a run, and its tokenizer, in the format of another library.

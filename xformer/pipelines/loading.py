@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from xformer.errors import CheckpointError, describe_type
 from xformer.families.checkpoint import is_public, open_checkpoint
 from xformer.families.gguf_file import find_gguf
 from xformer.families.run_directory import RunDirectory, sha256
-from xformer.io import read_json
+from xformer.io import StrPath, read_json
 from xformer.models import Encoder, LanguageModel, SpeechTransformer, Transformer
 from xformer.pipelines.base import Pipeline
 from xformer.pipelines.encoders import Classifier, Embedder, Reranker
@@ -22,7 +21,7 @@ _TASKS["chat"] = TextGenerator
 _PUBLIC_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "vocab.txt", "merges.txt", "*_*/config.json")
 
 
-def pipeline_class(directory: str | os.PathLike[str]) -> type[Pipeline]:
+def pipeline_class(directory: StrPath) -> type[Pipeline]:
     """Return the class of pipelines that a model is for, without reading its weights.
 
     A public encoder-decoder is for a `Summarizer` if its config.json has settings for summarization only, else for a
@@ -53,7 +52,7 @@ def pipeline_class(directory: str | os.PathLike[str]) -> type[Pipeline]:
     raise CheckpointError(f"{path} has {describe_type(model)}; expected a model of texts or speech")
 
 
-def model_digests(directory: str | os.PathLike[str]) -> dict[str, str]:
+def model_digests(directory: StrPath) -> dict[str, str]:
     """Return the SHA-256 of each file that determines the outputs of a model: weights, configuration and tokenizer.
 
     Args:

@@ -20,6 +20,7 @@ from xformer.generation.generate import searches_of
 from xformer.generation.pretrained import read_generation
 from xformer.generation.processors import token_alternatives
 from xformer.generation.results import best_first
+from xformer.io import StrPath
 from xformer.models import LanguageModel
 from xformer.models.token_ids import check_tokens
 from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary, one_per_text
@@ -98,10 +99,10 @@ class TextGenerator(GenerationPipeline):
     @classmethod
     def from_pretrained(
         cls,
-        directory: str | os.PathLike[str],
+        directory: StrPath,
         xp: Any = "numpy",
         *,
-        draft_model: str | os.PathLike[str] | LanguageModel | None = None,
+        draft_model: StrPath | LanguageModel | None = None,
         **options: Any,
     ) -> Self:
         """Load a public checkpoint, or the best model of a training run; nothing is downloaded.

@@ -22,7 +22,7 @@ from xformer.errors import CheckpointError, ConfigError, DataError, check_choice
 from xformer.generation import GenerationConfig, Hypothesis, generate
 from xformer.generation.pretrained import GENERATION_FILE, read_generation
 from xformer.generation.processors import token_alternatives
-from xformer.io import read_json
+from xformer.io import StrPath, read_json
 from xformer.models import SpeechTransformer, SpeechTransformerConfig
 from xformer.pipelines.base import Pipeline, check_vocabulary
 from xformer.pipelines.timestamps import (
@@ -45,7 +45,7 @@ _ENGLISH_VOCABULARY = 51864  # of Whisper's models for English; all others have 
 _POSITION_LENGTH = 2 * HOP_LENGTH  # samples for each position of the encoder, and between timestamps: 20 ms
 _NO_SPEECH = "<|nospeech|>", "<|nocaptions|>"
 
-AudioSource = str | os.PathLike[str] | Any
+AudioSource = StrPath | Any
 
 
 class Transcriber(Pipeline):

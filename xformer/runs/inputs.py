@@ -12,8 +12,9 @@ from typing import Any
 
 from xformer.errors import CheckpointError, DataError, describe_type
 from xformer.families.run_directory import RunDirectory, sha256
+from xformer.io import StrPath
 
-Text = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+Text = StrPath | Iterable[StrPath]
 """The path of a text file, a list of `pathlib.Path`, or lines of text as an iterable of strings."""
 
 _EXPECTED = "the path of a text file, a list of pathlib.Path, or a list of strings, the lines of a text"

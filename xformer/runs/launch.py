@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from xformer.config import dotted
 from xformer.distributed import Communicator, abort_on_error, connect
 from xformer.errors import CheckpointError, ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
-from xformer.io import read_log, write_json
+from xformer.io import StrPath, read_log, write_json
 from xformer.native import is_reproducible, use_reproducible_algorithms
 from xformer.pipelines import Classifier, Pipeline, Summarizer, TextGenerator, Translator, pipeline_class
 from xformer.runs.backend import open_backend
@@ -73,7 +72,7 @@ def train(
     target: Text,
     valid_source: Text | None = None,
     valid_target: Text | None = None,
-    out: str | os.PathLike[str],
+    out: StrPath,
     xp: Any = "numpy",
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str] = (),
@@ -125,7 +124,7 @@ def train_lm(
     valid_text: Text | None = None,
     chats: Any = None,
     valid_chats: Any = None,
-    out: str | os.PathLike[str],
+    out: StrPath,
     xp: Any = "numpy",
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str] = (),
@@ -175,7 +174,7 @@ def train_classifier(
     train_labels: Any = None,
     valid: Any = None,
     valid_labels: Any = None,
-    out: str | os.PathLike[str],
+    out: StrPath,
     xp: Any = "numpy",
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str] = (),
@@ -212,11 +211,11 @@ def train_classifier(
 
 
 def resume(
-    run: str | os.PathLike[str],
+    run: StrPath,
     *,
     max_steps: int | None = None,
     max_minutes: float | None = None,
-    data: str | os.PathLike[str] | None = None,
+    data: StrPath | None = None,
     xp: Any = None,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[str] | None = None,
@@ -283,7 +282,7 @@ def _start(
     recipe: RecipeSource,
     settings: dict[str, Any],
     texts: Mapping[str, Any],
-    out: str | os.PathLike[str],
+    out: StrPath,
     xp: Any,
     distributed: str | None,
     callbacks: Sequence[Callback],

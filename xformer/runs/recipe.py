@@ -17,6 +17,7 @@ from xformer.errors import ConfigError, check_choice, describe_type
 from xformer.families.checkpoint import check_exists, is_public
 from xformer.families.gguf_file import find_gguf
 from xformer.families.run_directory import RunDirectory, sha256
+from xformer.io import StrPath
 from xformer.models import EncoderConfig, LanguageModelConfig, TransformerConfig
 from xformer.runs.config import (
     BaseTrainingConfig,
@@ -209,7 +210,7 @@ class Recipe:
         return cls(task, model, tokenizer or None, training, init, given)
 
     @classmethod
-    def from_toml(cls, path: str | os.PathLike[str]) -> Recipe:
+    def from_toml(cls, path: StrPath) -> Recipe:
         """Read a recipe file.
 
         Raises:
@@ -309,7 +310,7 @@ def check_init_settings(tables: dict[str, Any], name: str) -> None:
                 )
 
 
-RecipeSource = Recipe | str | os.PathLike[str] | Mapping[str, Any] | None
+RecipeSource = Recipe | StrPath | Mapping[str, Any] | None
 """A recipe, its TOML file, or its tables."""
 
 
@@ -389,7 +390,7 @@ def _by_table(settings: Mapping[str, Any], spec: TaskSpec) -> dict[str, dict[str
     return tables
 
 
-def read_tables(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_tables(path: StrPath) -> dict[str, Any]:
     """Return the tables of a recipe file, unchecked; raise ConfigError if it is missing or not TOML."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import dataclasses
 import hashlib
-import os
 import secrets
 import time
 from collections import defaultdict
@@ -24,7 +23,7 @@ from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig
 from xformer.generation.engine import Task
 from xformer.generation.processors import Rows
-from xformer.io import read_json
+from xformer.io import StrPath, read_json
 from xformer.native import is_reproducible, use_reproducible_on
 from xformer.pipelines import Output, TextGenerator, TextToText, Transcriber, Translator
 from xformer.pipelines.encoders import EncoderPipeline
@@ -58,7 +57,7 @@ class ServedModel:
         name: str,
         pipeline: AnyPipeline,
         *,
-        directory: str | os.PathLike[str] | None = None,
+        directory: StrPath | None = None,
         backend: str = "numpy",
         max_tokens: int = 1024,
         max_batch: int = 32,

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from xformer.errors import DataError
+from xformer.io import StrPath
 
-PathName = str | os.PathLike[str]
+PathName = StrPath
 
 # Far above any sentence; a longer line means that the file does not have one sentence per line.
 MAX_CHARACTERS = 100_000

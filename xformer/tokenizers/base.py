@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from xformer.errors import ConfigError, DataError
+from xformer.io import StrPath
 from xformer.text.extras import require
 
 # The characters that stand for bytes in the tokens of byte-level tokenizers: printable ones stand for themselves.
@@ -164,7 +164,7 @@ class BaseTokenizer(ABC):
         return str(self._inner.to_str())
 
     @abstractmethod
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write the tokenizer: as one file if xformer trained it, else as a directory of files."""
 
     @functools.cached_property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import string
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 from xformer.errors import CheckpointError
 from xformer.families.gguf_file import find_gguf
-from xformer.io import read_json
+from xformer.io import StrPath, read_json
 from xformer.text.extras import library_errors, read_bytes, require
 from xformer.tokenizers.base import add_affixes
 from xformer.tokenizers.gguf import read_gguf
@@ -48,7 +47,7 @@ _LANGUAGES = {"Nllb": ("before", "eng_Latn"), "MBart50": ("before", "en_XX"), "M
 
 
 def load_tokenizer(
-    path: str | os.PathLike[str], source_language: str | None = None, target_language: str | None = None
+    path: StrPath, source_language: str | None = None, target_language: str | None = None
 ) -> PretrainedTokenizer:
     """Load the tokenizer of a checkpoint directory or a GGUF file. Nothing is downloaded.
 

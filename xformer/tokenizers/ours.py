@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from numbers import Integral
@@ -12,7 +11,7 @@ from typing import Any
 
 from xformer.config import integers
 from xformer.errors import CheckpointError, ConfigError, DataError, check_choice, describe_type
-from xformer.io import atomic_write, read_json
+from xformer.io import StrPath, atomic_write, read_json
 from xformer.text.extras import library_errors, require
 from xformer.text.normalize import check_form, check_texts
 from xformer.text.sentences import split_sentences
@@ -246,7 +245,7 @@ class Tokenizer(BaseTokenizer):
         """Return the contents of a tokenizer.json for other programs: special tokens in a text are text, as here."""
         return json.dumps({**json.loads(super().to_json()), "added_tokens": []}, ensure_ascii=False)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write the tokenizer as one JSON file (tokenizer.json of Hugging Face), atomically.
 
         Raises:
@@ -256,7 +255,7 @@ class Tokenizer(BaseTokenizer):
             file.write(self._inner.to_str().encode("utf-8"))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
+    def load(cls, path: StrPath) -> Tokenizer:
         """Read a tokenizer that `save` wrote.
 
         Raises:

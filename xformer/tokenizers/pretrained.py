@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from xformer.config import integers
 from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
-from xformer.io import atomic_write, read_json, write_json
+from xformer.io import StrPath, atomic_write, read_json, write_json
 from xformer.text.extras import library_errors, read_bytes, require
 from xformer.text.normalize import check_texts
 from xformer.tokenizers.base import BaseTokenizer, add_affixes, raise_not_text
@@ -386,7 +385,7 @@ class PretrainedTokenizer(BaseTokenizer):
             raise CheckpointError(f"the tokenizer of {self.directory} has a vocab.json; expected a tokenizer.json")
         return super().to_json()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Copy the files of the tokenizer as they are; write that of a GGUF file in the Hugging Face format.
 
         Call it after `save_pretrained`: generation_config.json, if present, gets all `eos_ids`.

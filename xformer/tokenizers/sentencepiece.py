@@ -8,7 +8,6 @@ https://github.com/google/sentencepiece.
 from __future__ import annotations
 
 import functools
-import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from xformer.errors import CheckpointError
+from xformer.io import StrPath
 from xformer.text.extras import read_bytes, require
 
 SPACE = "▁"
@@ -66,7 +66,7 @@ class SentencePieceModel:
 # --- Reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_sentencepiece(path: str | os.PathLike[str]) -> SentencePieceModel:
+def read_sentencepiece(path: StrPath) -> SentencePieceModel:
     """Read a SentencePiece model, such as spiece.model, source.spm or sentencepiece.bpe.model.
 
     Raises:

@@ -20,6 +20,7 @@ from xformer import io
 from xformer.backends import array_namespace
 from xformer.backends.array_types import T
 from xformer.errors import CheckpointError, ConfigError, describe_type
+from xformer.io import StrPath
 from xformer.layers.weights import has_adapters
 from xformer.models.base import BaseModel
 from xformer.tree import Module, is_array, replace
@@ -28,7 +29,7 @@ from xformer.tree import Module, is_array, replace
 class TrainingFiles:
     """last.safetensors (model, optimizer state, progress) and log.jsonl (one JSON object per line) in a directory."""
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, directory: StrPath) -> None:
         self.directory = Path(directory)
         self.state = self.directory / "last.safetensors"
         self.log = self.directory / "log.jsonl"
@@ -109,7 +110,7 @@ class TrainingFiles:
             file.write("".join(json.dumps(event) + "\n" for event in events).encode())
 
 
-def save_parameters(model: Any, path: str | os.PathLike[str]) -> None:
+def save_parameters(model: Any, path: StrPath) -> None:
     """Write a Module to a safetensors file: a `BaseModel` as its `save`, all others as named arrays.
 
     Args:
@@ -124,7 +125,7 @@ def save_parameters(model: Any, path: str | os.PathLike[str]) -> None:
         io.save_arrays(path, dict(model.named_arrays()), metadata)
 
 
-def load_parameters(model: T, path: str | os.PathLike[str]) -> T:
+def load_parameters(model: T, path: StrPath) -> T:
     """Return the model with the parameters that `save_parameters` wrote; the model passed in is unchanged.
 
     Args:
@@ -216,7 +217,7 @@ def settings_of(model: Module) -> dict[str, str]:
     return found
 
 
-def check_settings(path: str | os.PathLike[str], model: Module, saved: Mapping[str, str]) -> None:
+def check_settings(path: StrPath, model: Module, saved: Mapping[str, str]) -> None:
     """Raise CheckpointError if settings of a model differ from those saved in a file; others are not compared."""
     settings = settings_of(model)
     if changed := [name for name in settings if saved.get(name, settings[name]) != settings[name]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from xformer.config import check_count
 from xformer.html import table
+from xformer.io import StrPath
 from xformer.text.extras import library_errors, require
 from xformer.training.events import Checkpoint, End, Event, Step, Validation
 from xformer.training.fit import LOG_EVERY, TrainingLoop
@@ -129,7 +130,7 @@ class TensorBoard(Logger):
 
     package = "tensorboardX"
 
-    def __init__(self, directory: str | os.PathLike[str], **options: Any) -> None:
+    def __init__(self, directory: StrPath, **options: Any) -> None:
         super().__init__(**options)
         self.directory = os.fspath(directory)
         self._writer: Any = None
@@ -266,7 +267,7 @@ class WeightsAndBiases(_RunLogger):
         project: str = "xformer",
         *,
         run_name: str | None = None,
-        directory: str | os.PathLike[str] | None = None,
+        directory: StrPath | None = None,
         mode: str | None = None,
         **options: Any,
     ) -> None:
