@@ -156,10 +156,8 @@ register_tables(
         config_class=SpeechTransformerConfig,
         keys={
             **_SHARED.keys,
-            "source_vocab_size": Key("num_mel_bins", 80),
-            "target_vocab_size": Key("vocab_size"),
-            "max_source_positions": Key("max_source_positions", 1500),
-            "max_positions": Key("max_target_positions", 448),
+            **named("source_vocab_size:num_mel_bins=80 target_vocab_size:vocab_size max_source_positions=1500"),
+            **named("max_positions:max_target_positions=448"),
         },
         columns=(*_SHARED.columns, tied(_OUTPUT)),
         fixed={**_SHARED.fixed, "key_bias": False, "positions": "learned", "scale_embeddings": False},

@@ -8,14 +8,14 @@ Devlin et al. (2019); Clark et al. (2020); Lan et al. (2020); Liu et al. (2019);
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from xformer.errors import ConfigError
 from xformer.families.config_reader import REQUIRED, ConfigReader
 from xformer.families.layouts import affine, attention, feed_forward, linear, same, skip_rows
-from xformer.families.table import Column, Key, Table, Tensors, register_tables
+from xformer.families.table import Column, Key, Table, Tensors, TensorTable, register_tables
 from xformer.families.values import LABELS, activation, has_tensor, named, read_special_ids, sizes, write_special_ids
 from xformer.models import Encoder, EncoderConfig
 
@@ -78,13 +78,17 @@ class EncoderTable(Table):
             raise ConfigError(f"masked_lm is true and {found} one head")
         if config.num_labels and config.pooler == "none":
             raise ConfigError(f"pooler is 'none' and {found} a pooler")
+        return write_special_ids(config)
+
+    def class_name(self, config: EncoderConfig, head: str = "") -> str:
+        """Return the name of the class in transformers."""
         head = "ForMaskedLM" if config.masked_lm else "ForSequenceClassification" if config.num_labels else "Model"
-        return {"architectures": [f"{self.architecture}{head}"], **write_special_ids(config)}
+        return super().class_name(config, head)
 
 
 def register_encoder(
     table: EncoderTable,
-    tensors: Tensors | Callable[[Any], Tensors],
+    tensors: TensorTable,
     tied: Mapping[str, str],
     ignored: tuple[str, ...] = (),
     renamed: Mapping[str, str] = _RENAMED,
@@ -154,7 +158,6 @@ def encoder_tensors(
 register_encoder(
     EncoderTable(
         model_type="bert",
-        architecture="Bert",
         keys={**sizes("layer_norm_eps", 1e-12), **_TYPES},
         pooler=("tanh", "pooler.dense.weight"),
         masked_lm=("transform.dense.weight",),
@@ -179,7 +182,6 @@ register_encoder(
 register_encoder(
     EncoderTable(
         model_type="electra",
-        architecture="Electra",
         keys={
             **sizes("layer_norm_eps", 1e-12, 512),
             **_TYPES,
@@ -207,7 +209,6 @@ _ALBERT_NAMES = "attention.LayerNorm full_layer_layer_norm", "ffn ffn_output"
 register_encoder(
     EncoderTable(
         model_type="albert",
-        architecture="Albert",
         keys={**sizes("layer_norm_eps", 1e-12, 512), **_TYPES, "embedding_dim": Key("embedding_size", 128)},
         activation=activation("hidden_act", "gelu_new"),
         pooler=("tanh", "pooler.weight"),
@@ -270,7 +271,6 @@ def _tied(prefix: str) -> dict[str, str]:
 
 _ROBERTA = EncoderTable(
     model_type="roberta",
-    architecture="Roberta",
     keys={**sizes("layer_norm_eps", 1e-12), **_TYPES, **_positions()},
     pooler=("tanh", "pooler.dense.weight", "classifier.dense.weight"),
     masked_lm=("lm_head.dense.weight",),
@@ -284,7 +284,7 @@ _MPNET = _ROBERTA.variant(
     required={"relative_attention_num_buckets": 32},
     written={"relative_attention_num_buckets": 32},
 )
-for _type, _name in {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}.items():
+for _type, _name in {"roberta": "", "xlm-roberta": "XLMRoberta", "camembert": ""}.items():
     register_encoder(_ROBERTA.variant(_type, _name), _roberta_tensors, _tied("roberta"))
 register_encoder(_MPNET, lambda config: {**_MPNET_TENSORS, **_roberta_heads("mpnet.", config)}, _tied("mpnet"))
 

@@ -432,12 +432,10 @@ def tensors_of(model: BaseModel, family: Family) -> dict[str, Callable[[], Any]]
 def generation_config(model: BaseModel) -> dict[str, Any]:
     """Return the values of generation_config.json: special tokens and suppressed ones."""
     c = model.config
-    start = (
-        {"decoder_start_token_id": c.bos_id} if isinstance(model, models.Transformer) else {"bos_token_id": c.bos_id}
-    )
+    start = "decoder_start_token_id" if isinstance(model, models.Transformer) else "bos_token_id"
     # transformers reads suppress_tokens; xformer suppresses special tokens before the softmax.
     suppressed = {"suppress_tokens": sorted(c.suppressed_ids), "suppress_special": True} if c.suppressed_ids else {}
-    return {**start, "eos_token_id": c.eos_id, "pad_token_id": c.pad_id, **suppressed}
+    return {start: c.bos_id, "eos_token_id": c.eos_id, "pad_token_id": c.pad_id, **suppressed}
 
 
 def writable_family(model: BaseModel, model_type: str | None, gguf: Any = None) -> tuple[Family, dict[str, Any]]:
@@ -508,9 +506,7 @@ def _written(family: Family, model_type: str, model: BaseModel, stored: Any) -> 
         tensors = [name.removeprefix(family.prefix) for name in tensors if name not in tied]
     reader = ConfigReader(stored(values), Path("config.json"), tensors, tied)
     read, own = _effective_fields(family.read_config(reader)), _effective_fields(config)
-    names = [
-        name for name, value in own.items() if read.get(name, value) != value and not (fields and name == "activation")
-    ]
+    names = [name for name in own if read.get(name, own[name]) != own[name] and not (fields and name == "activation")]
     return values, fields + [f"{name} is {own[name]!r}; expected {read[name]!r}" for name in names]
 
 
@@ -572,11 +568,9 @@ def _check_supported(values: dict[str, Any], path: Path) -> None:
     """Raise CheckpointError for quantized checkpoints and those that need their own code."""
     if "quantization_config" in values:
         settings = values["quantization_config"]
-        method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else "unknown"
-        if method != "mxfp4":
-            raise CheckpointError(
-                f"{path} is quantized ({method}); expected float32, float16, bfloat16 or mxfp4 tensors"
-            )
+        kind = settings.get("quant_method", "unknown") if isinstance(settings, dict) else "unknown"
+        if kind != "mxfp4":
+            raise CheckpointError(f"{path} is quantized ({kind}); expected float32, float16, bfloat16 or mxfp4 tensors")
     if "auto_map" in values and values.get("model_type") not in FAMILIES:
         raise CheckpointError(f"{path} requires custom code (auto_map in config.json), which xformer does not run")
 
@@ -623,11 +617,9 @@ def _stored_names(path: Path, checkpoint: Checkpoint) -> dict[str, str]:
     expected = family.layouts_of(model)
     known = {*expected, *family.tied}
     names = {family.canonical_name(tensor, known): tensor for tensor in tensors}
-    if twice := set(tensors) - set(names.values()):
-        name = family.canonical_name(min(twice), known)
-        raise CheckpointError(
-            f"{path} has the tensors {min(twice)} and {names[name]}, which are the same; expected one"
-        )
+    if twice := sorted(set(tensors) - set(names.values())):
+        tensor, other = twice[0], names[family.canonical_name(twice[0], known)]
+        raise CheckpointError(f"{path} has the tensors {tensor} and {other}, which are the same; expected one")
     for name, other in family.tied.items():  # some files have the shared tensor only under the name of its copy
         if name in names and other in expected:
             names.setdefault(other, names[name])

@@ -67,7 +67,6 @@ _CLIP_IMAGE = Table(
 )
 _SIGLIP_TEXT = _CLIP_TEXT.variant(
     "siglip_text_model",
-    "",
     keys={
         **sizes("layer_norm_eps", 1e-6, 64, vocab_size=32000, num_layers=12, d_model=768, num_heads=12, d_ff=3072),
         "projection_dim": Key("projection_size", lambda fields: fields["d_model"], write=lambda c: c.pooled_features),
@@ -77,7 +76,6 @@ _SIGLIP_TEXT = _CLIP_TEXT.variant(
 )
 _SIGLIP_IMAGE = _CLIP_IMAGE.variant(
     "siglip_vision_model",
-    "",
     keys=image_keys(1e-6),
     columns=(sides(16), activation("hidden_act", "gelu_pytorch_tanh")),
     fixed={"pooler": "attention", "class_token": False},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xformer.families.layouts import affine, attention, feed_forward, same, transposed
-from xformer.families.table import Column, Table, Tensors, register_tables, value_of
+from xformer.families.table import Column, Table, Tensors, TensorTable, register_tables, value_of
 from xformer.families.values import SWIGLU, read_output, write_output
 from xformer.models import LanguageModel, LanguageModelConfig
 
@@ -80,15 +80,14 @@ class Decoder(Table):
         output = Column(lambda reader, fields: read_output(reader, self.output), write_output)
         return (*filter(None, (self.activation, self.rope)), output, *self.columns)
 
-    def write_config(self, config: LanguageModelConfig) -> dict[str, Any]:
-        """Translate a configuration, also that of a base model, into the values of config.json."""
-        name = f"{self.architecture}{self.head if config.has_output else 'Model'}"
-        return {**super().write_config(config), "architectures": [name]}
+    def class_name(self, config: LanguageModelConfig, head: str = "") -> str:
+        """Return the name of the class in transformers, also that of a base model."""
+        return super().class_name(config, self.head if config.has_output else "Model")
 
 
 def register_decoders(
     *decoders: Decoder,
-    tensors: Tensors | Callable[[Any], Tensors],
+    tensors: TensorTable,
     prefix: str = "model.",
     embedding: str = "model.embed_tokens.weight",
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",),

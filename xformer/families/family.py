@@ -107,7 +107,5 @@ def family_of(model_type: Any, path: Any) -> Family:
         CheckpointError: If no family has this model type.
     """
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise CheckpointError(
-            f"{path} has model_type {model_type!r}; {nearest_hint(str(model_type), sorted(FAMILIES))}"
-        )
+        raise CheckpointError(f"{path} has model_type {model_type!r}; {nearest_hint(str(model_type), FAMILIES)}")
     return FAMILIES[model_type]

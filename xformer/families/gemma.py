@@ -52,7 +52,6 @@ _FIXED = {"norm": "rms", "norm_position": "sandwich", "feed_forward_bias": False
 _PATTERN = ("sliding_window_pattern", "_sliding_window_pattern")
 _GEMMA2 = Decoder(
     model_type="gemma2",
-    architecture="Gemma2",
     keys={
         **sizes("rms_norm_eps", 1e-6, 8192),
         **heads(REQUIRED, 256),

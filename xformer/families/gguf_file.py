@@ -40,6 +40,7 @@ _SIZE = struct.Struct("<Q")
 # {type of a metadata value: code of the struct module}; strings are type 8 and arrays type 9.
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
+Values = dict[str, Any]  # of the metadata, or of a config.json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,8 +65,8 @@ class Architecture:
     transposed: tuple[str, ...] = ()
     has_norms_plus_one: bool = False
     model_type: str | None = None
-    defaults: Callable[[dict[str, Any]], dict[str, Any]] = dataclasses.field(default=lambda config: {})
-    fixed: Callable[[dict[str, Any]], dict[str, Any]] = dataclasses.field(default=lambda config: {})
+    defaults: Callable[[Values], Values] = dataclasses.field(default=lambda config: {})
+    fixed: Callable[[Values], Values] = dataclasses.field(default=lambda config: {})
 
 
 _LAYER = "model.layers.{i}."
@@ -289,8 +290,7 @@ class GGUFFile(TensorFiles):
             raise CheckpointError(f"{path} is one of {count} parts; merge them with llama-gguf-split --merge")
         name = self.metadata.get("general.architecture")
         if name not in ARCHITECTURES:
-            hint = nearest_hint(str(name), sorted(ARCHITECTURES))
-            raise CheckpointError(f"{path} has the architecture {name!r}; {hint}")
+            raise CheckpointError(f"{path} has the architecture {name!r}; {nearest_hint(str(name), ARCHITECTURES)}")
         if "token_embd.weight" not in stored:
             raise CheckpointError(f"{path} lacks the tensor token_embd.weight; expected a language model")
         model_type = "mixtral" if name == "llama" and self.metadata.get("llama.expert_count") else name
@@ -364,9 +364,7 @@ def renamed(name: str, names: Mapping[str, str]) -> str | None:
     return f"{names[pattern]}.{suffix}".format_map(numbers) if pattern in names else None
 
 
-def arrangement(
-    key: str, architecture: Architecture, config: dict[str, Any], *, writes: bool = False
-) -> Callable[[Any], Any]:
+def arrangement(key: str, architecture: Architecture, config: Values, *, writes: bool = False) -> Callable[[Any], Any]:
     """Return the function that converts a tensor to the layout of the family, or, if it `writes`, back.
 
     Args:
@@ -397,9 +395,7 @@ def _with_axes_swapped(x: Any, num_heads: int, sizes: tuple[int, int]) -> Any:
 # --- Configuration ----------------------------------------------------------------------------------------------------
 
 
-def translate_metadata(
-    metadata: dict[str, Any], architecture: Architecture, tensors: dict[str, Any], path: Path
-) -> dict[str, Any]:
+def translate_metadata(metadata: Values, architecture: Architecture, tensors: dict[str, Any], path: Path) -> Values:
     """Return the values of config.json; metadata without a counterpart keeps its name.
 
     Args:

@@ -115,11 +115,9 @@ def _norms(layer: str) -> Tensors:
 register_decoders(
     Decoder(
         model_type="bloom",
-        architecture="Bloom",
         keys={
             **named(f"{_OLD_SIZES} d_model:hidden_size,n_embed"),
-            "max_positions": Key("seq_length", 2048),
-            "norm_epsilon": Key("layer_norm_epsilon", 1e-5),
+            **named("max_positions:seq_length=2048 norm_epsilon:layer_norm_epsilon=1e-5"),
         },
         fixed={"d_ff": _four_times, "activation": "gelu_tanh", "positions": "alibi", "embedding_norm": True},
         activation=None,
@@ -151,8 +149,7 @@ register_decoders(
         architecture="GPTNeoX",
         keys={
             **sizes("layer_norm_eps", 1e-5),
-            "parallel_residual": Key("use_parallel_residual", True),
-            "attention_bias": Key("attention_bias", True),
+            **named("parallel_residual:use_parallel_residual=true attention_bias=true"),
         },
         activation=activation("hidden_act", "gelu"),
         rope=rope(10000.0, 0.25, _write_neox_rope),
@@ -215,7 +212,6 @@ def _falcon_tensors(config: LanguageModelConfig) -> Tensors:
 register_decoders(
     Decoder(
         model_type="falcon",
-        architecture="Falcon",
         keys={
             **sizes("layer_norm_epsilon", 1e-5, 2048),
             **named(

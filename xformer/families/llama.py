@@ -22,6 +22,7 @@ from xformer.families.values import (
     every_nth_full,
     heads,
     local_rope,
+    named,
     read_windows,
     rope,
     sizes,
@@ -77,7 +78,6 @@ def _write_smollm3(config: LanguageModelConfig) -> dict[str, Any]:
 
 _LLAMA = Decoder(
     model_type="llama",
-    architecture="Llama",
     keys={**_KEYS, **_BIASES},
     fixed={"norm": "rms", "attention_output_bias": lambda fields: fields["attention_bias"]},
     rope=rope(10000.0),
@@ -85,12 +85,11 @@ _LLAMA = Decoder(
     skipped="auto_map max_window_layers use_sliding_window",
 )
 _MISTRAL = _LLAMA.variant(
-    "mistral", "Mistral", keys=_KEYS, unwritten=_BIASES, columns=(windows(default=4096, keys="sliding_window"),)
+    "mistral", keys=_KEYS, unwritten=_BIASES, columns=(windows(default=4096, keys="sliding_window"),)
 )
-_MINISTRAL = _MISTRAL.variant("ministral", "Ministral", columns=(windows(default=4096),))
+_MINISTRAL = _MISTRAL.variant("ministral", columns=(windows(default=4096),))
 _QWEN2 = _MISTRAL.variant(
     "qwen2",
-    "Qwen2",
     unwritten={**_BIASES, "attention_bias": Key("attention_bias", True)},
     fixed={"norm": "rms", "attention_output_bias": False},
     columns=(windows(_qwen_types, default=4096, has_flag=True),),
@@ -98,7 +97,6 @@ _QWEN2 = _MISTRAL.variant(
 )
 _QWEN3 = _LLAMA.variant(
     "qwen3",
-    "Qwen3",
     keys={**_KEYS, **heads(head_dim=128), "attention_bias": _BIASES["attention_bias"]},
     unwritten={"feed_forward_bias": _BIASES["feed_forward_bias"]},
     fixed={**_LLAMA.fixed, "qk_norm": True},
@@ -107,23 +105,19 @@ _QWEN3 = _LLAMA.variant(
 )
 _SEED_OSS = _LLAMA.variant(
     "seed_oss",
-    "SeedOss",
     keys={
         **_LLAMA.keys,
         **heads(head_dim=128),
-        "attention_bias": Key("attention_bias", True),
-        "attention_output_bias": Key("attention_out_bias", False),
+        **named("attention_bias=true attention_output_bias:attention_out_bias=false"),
     },
     fixed={"norm": "rms"},
 )
 _SMOLLM3 = _LLAMA.variant("smollm3", "SmolLM3", rope=rope(2e6), columns=(Column(_read_smollm3, _write_smollm3),))
 _GRANITE = _LLAMA.variant(
     "granite",
-    "Granite",
     keys={
         **_LLAMA.keys,
-        "embedding_scale": Key("embedding_multiplier", 1.0),
-        "residual_scale": Key("residual_multiplier", 1.0),
+        **named("embedding_scale:embedding_multiplier=1.0 residual_scale:residual_multiplier=1.0"),
         "attention_scale": Key(
             "attention_multiplier", 1.0, write=lambda c: c.attention_scale or c.features_per_head**-0.5
         ),
@@ -138,12 +132,10 @@ register_decoders(_LLAMA, _MISTRAL, _MINISTRAL, _QWEN2, _QWEN3, _SEED_OSS, _SMOL
 
 _COHERE = Decoder(
     model_type="cohere",
-    architecture="Cohere",
     keys={
         **sizes("layer_norm_eps", 1e-5, 8192),
         "num_key_value_heads": heads()["num_key_value_heads"],
-        "attention_bias": Key("attention_bias", False),
-        "logits_scale": Key("logit_scale", 0.0625),
+        **named("attention_bias=false logits_scale:logit_scale=0.0625"),
     },
     fixed={"norm_bias": False, "parallel_residual": True, "shared_norm": True, "feed_forward_bias": False},
     rope=rope(5e5),
@@ -161,18 +153,16 @@ _COHERE = Decoder(
 _PATTERN = ("sliding_window_pattern", "_sliding_window_pattern")
 _COHERE2 = _COHERE.variant(
     "cohere2",
-    "Cohere2",
     rope=rope(10000.0),
     columns=(windows(every_nth_full(4, *_PATTERN), default=4096), Column(without_positions)),
 )
 _GLM = Decoder(
     model_type="glm",
-    architecture="Glm",
     keys={**sizes("rms_norm_eps", 1.5625e-7, 131072), **heads(2, 128), "attention_bias": Key("attention_bias", True)},
     fixed={"norm": "rms", "attention_output_bias": False, "feed_forward_bias": False},
     rope=rope(10000.0, 0.5),
 )
-_GLM4 = _GLM.variant("glm4", "Glm4", fixed={**_GLM.fixed, "norm_position": "sandwich"})
+_GLM4 = _GLM.variant("glm4", fixed={**_GLM.fixed, "norm_position": "sandwich"})
 _GLM_NORMS = {
     "input_layernorm": "self_attention_residual.norm",
     "post_self_attn_layernorm": "self_attention_residual.norm_after",
@@ -189,9 +179,7 @@ def _glm_tensors(config: LanguageModelConfig) -> Tensors:
     }
 
 
-register_decoders(
-    _COHERE, _COHERE2, tensors=lambda config: interleaved_decoder(config, {"input_layernorm": "residual.norm"})
-)
+register_decoders(_COHERE, _COHERE2, tensors=lambda c: interleaved_decoder(c, {"input_layernorm": "residual.norm"}))
 register_decoders(_GLM, _GLM4, tensors=_glm_tensors)
 
 
@@ -209,7 +197,6 @@ def _write_phi3_rope(config: LanguageModelConfig) -> dict[str, Any]:
 register_decoders(
     _MISTRAL.variant(
         "phi3",
-        "Phi3",
         keys={**sizes("rms_norm_eps", 1e-5, 2048), **heads()},
         rope=rope(10000.0, 1.0, _write_phi3_rope),
         columns=(windows(keys="sliding_window"),),
@@ -225,7 +212,6 @@ register_decoders(
 register_decoders(
     Decoder(
         model_type="phi",
-        architecture="Phi",
         keys={**sizes("layer_norm_eps", 1e-5, 2048), **heads(), "qk_norm": Key("qk_layernorm", False)},
         fixed={"parallel_residual": True, "shared_norm": True, "output_bias": True},
         activation=activation("hidden_act", "gelu_new"),
@@ -247,7 +233,6 @@ register_decoders(
 
 _ARCEE = Decoder(
     model_type="arcee",
-    architecture="Arcee",
     keys={**sizes("rms_norm_eps", 1e-5, 4096), **heads(), **_BIASES},
     fixed={"norm": "rms"},
     activation=activation("hidden_act", "relu2"),
@@ -255,14 +240,12 @@ _ARCEE = Decoder(
 )
 _NEMOTRON = _ARCEE.variant(
     "nemotron",
-    "Nemotron",
     keys={**sizes("norm_eps", 1e-5, 4096), **heads(), **_BIASES},
     fixed={},
     rope=rope(10000.0, 0.5),
 )
 _HELIUM = _ARCEE.variant(
     "helium",
-    "Helium",
     keys={**_ARCEE.keys, "norm_epsilon": Key("rms_norm_eps", 1e-8)},
     fixed={"norm": "rms", "attention_output_bias": False},
     activation=SWIGLU,
@@ -274,8 +257,7 @@ _ERNIE = _ARCEE.variant(
     keys={
         **sizes("rms_norm_eps", 1e-5, 131072),
         **heads(head_dim=128),
-        "attention_bias": Key("use_bias", False),
-        "feed_forward_bias": Key("use_bias", False),
+        **named("attention_bias:use_bias=false feed_forward_bias:use_bias=false"),
     },
     activation=SWIGLU,
     rope=rope(5e5),
@@ -304,9 +286,8 @@ register_decoders(
         keys={
             **sizes("layer_norm_eps", 1e-5, 4096),
             **heads(32),
-            "attention_bias": Key("use_qkv_bias", False),
-            "parallel_residual": Key("use_parallel_residual", False),
-            "shared_norm": Key("use_parallel_residual", False),
+            **named("attention_bias:use_qkv_bias=false"),
+            **named("parallel_residual:use_parallel_residual=false shared_norm:use_parallel_residual=false"),
         },
         fixed={"attention_output_bias": False, "feed_forward_bias": False},
         rope=rope(10000.0, 0.25),
@@ -317,12 +298,10 @@ register_decoders(
 register_decoders(
     Decoder(
         model_type="starcoder2",
-        architecture="Starcoder2",
         keys={
             **sizes("norm_epsilon", 1e-5, 4096),
             **heads(2),
-            "attention_bias": Key("use_bias", True),
-            "feed_forward_bias": Key("use_bias", True),
+            **named("attention_bias:use_bias=true feed_forward_bias:use_bias=true"),
         },
         activation=activation("hidden_act", "gelu_pytorch_tanh"),
         rope=rope(10000.0),
@@ -349,7 +328,6 @@ def _read_exaone4(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any
 
 _OLMO2 = Decoder(
     model_type="olmo2",
-    architecture="Olmo2",
     keys={**sizes("rms_norm_eps", 1e-5, 2048), **heads(), "attention_bias": Key("attention_bias", False)},
     fixed={
         "norm": "rms",
@@ -360,12 +338,9 @@ _OLMO2 = Decoder(
     },
     rope=rope(10000.0),
 )
-_OLMO3 = _OLMO2.variant(
-    "olmo3", "Olmo3", rope=local_rope(5e5, 5e5), columns=(windows(every_nth_full(4), default=4096),)
-)
+_OLMO3 = _OLMO2.variant("olmo3", rope=local_rope(5e5, 5e5), columns=(windows(every_nth_full(4), default=4096),))
 _EXAONE4 = _OLMO2.variant(
     "exaone4",
-    "Exaone4",
     fixed={**_OLMO2.fixed, "qk_norm_all_heads": False},
     columns=(Column(_read_exaone4, write_windows),),
 )

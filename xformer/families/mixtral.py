@@ -12,7 +12,7 @@ from xformer.families.config_reader import ConfigReader
 from xformer.families.decoder import LAYER, OURS, Decoder, decoder, register_decoders
 from xformer.families.layouts import same, stacked_experts, transposed
 from xformer.families.table import Column, Key, Tensors
-from xformer.families.values import NO_WINDOWS, every_nth_full, gated, heads, rope, sizes, windows
+from xformer.families.values import NO_WINDOWS, every_nth_full, gated, heads, named, rope, sizes, windows
 from xformer.models import LanguageModelConfig
 
 _CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # as in ClampedFeedForward
@@ -52,13 +52,11 @@ _DENSE_LAYERS = Column(
 )
 _MIXTRAL = Decoder(
     model_type="mixtral",
-    architecture="Mixtral",
     keys={
         **sizes("rms_norm_eps", 1e-5, 2048),
         **heads(8),
         "d_ff": Key("intermediate_size", write=_expert_d_ff),
-        "num_experts": Key("num_local_experts num_experts", 8),
-        "num_experts_per_token": Key("num_experts_per_tok", 2),
+        **named("num_experts:num_local_experts,num_experts=8 num_experts_per_token:num_experts_per_tok=2"),
     },
     fixed={"norm": "rms", "attention_bias": False, "feed_forward_bias": False},
     rope=rope(1e6),
@@ -67,14 +65,11 @@ _MIXTRAL = Decoder(
 )
 _OLMOE = _MIXTRAL.variant(
     "olmoe",
-    "Olmoe",
     keys={
         **_MIXTRAL.keys,
         **heads(),
-        "num_experts": Key("num_experts num_local_experts", 64),
-        "num_experts_per_token": Key("num_experts_per_tok", 8),
-        "normalize_expert_weights": Key("norm_topk_prob", False),
-        "attention_bias": Key("attention_bias", False),
+        **named("num_experts:num_experts,num_local_experts=64 num_experts_per_token:num_experts_per_tok=8"),
+        **named("normalize_expert_weights:norm_topk_prob=false attention_bias=false"),
     },
     fixed={"norm": "rms", "feed_forward_bias": False, "qk_norm": True, "qk_norm_all_heads": True},
     rope=rope(1e4),
@@ -82,13 +77,10 @@ _OLMOE = _MIXTRAL.variant(
 )
 _QWEN3 = _OLMOE.variant(
     "qwen3_moe",
-    "Qwen3Moe",
     keys={
         **_OLMOE.keys,
         **heads(4),
-        "d_ff": Key("intermediate_size"),
-        "norm_epsilon": Key("rms_norm_eps", 1e-6),
-        "num_experts": Key("num_experts num_local_experts", 128),
+        **named("d_ff:intermediate_size norm_epsilon:rms_norm_eps=1e-6 num_experts:num_experts,num_local_experts=128"),
         "expert_d_ff": Key("moe_intermediate_size", 768, write=_expert_d_ff),
     },
     fixed={"norm": "rms", "feed_forward_bias": False, "qk_norm": True},
@@ -96,28 +88,23 @@ _QWEN3 = _OLMOE.variant(
 )
 _QWEN2 = _QWEN3.variant(
     "qwen2_moe",
-    "Qwen2Moe",
     keys={
         **_QWEN3.keys,
         **heads(16),
-        "num_experts": Key("num_experts num_local_experts", 60),
-        "num_experts_per_token": Key("num_experts_per_tok", 4),
+        **named("num_experts:num_experts,num_local_experts=60 num_experts_per_token:num_experts_per_tok=4"),
+        **named("shared_expert_d_ff:shared_expert_intermediate_size=5632 attention_bias:qkv_bias=true"),
         "expert_d_ff": Key("moe_intermediate_size", 1408, write=_expert_d_ff),
-        "shared_expert_d_ff": Key("shared_expert_intermediate_size", 5632),
-        "attention_bias": Key("qkv_bias", True),
     },
     fixed={"norm": "rms", "attention_output_bias": False, "feed_forward_bias": False},
     columns=(_EXPERTS, _DENSE_LAYERS, windows(_qwen2_types, default=4096, has_flag=True)),
 )
 _GPT_OSS = _MIXTRAL.variant(
     "gpt_oss",
-    "GptOss",
     keys={
         **_MIXTRAL.keys,
         **heads(8, 64),
-        "num_experts": Key("num_local_experts num_experts", 128),
-        "num_experts_per_token": Key("num_experts_per_tok experts_per_token", 4),
-        "attention_bias": Key("attention_bias", True),
+        **named("num_experts:num_local_experts,num_experts=128 attention_bias=true"),
+        **named("num_experts_per_token:num_experts_per_tok,experts_per_token=4"),
     },
     fixed={"norm": "rms", "attention_sinks": True, "router_bias": True},
     activation=gated("swiglu_clamped"),

@@ -198,7 +198,7 @@ def _family(model: BaseModel, model_type: str | None) -> Family:
     name = model.model_type if model_type is None else model_type
     if name not in FAMILIES:
         of_base = ", as the model was not loaded from a checkpoint; expected that of the base model"
-        hint = of_base if name is None else f"; {nearest_hint(str(name), sorted(FAMILIES))}"
+        hint = of_base if name is None else f"; {nearest_hint(str(name), FAMILIES)}"
         raise ConfigError(f"model_type is {name!r}{hint}")
     return FAMILIES[name]
 

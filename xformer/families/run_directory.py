@@ -166,11 +166,9 @@ class RunDirectory:
             CheckpointError: If there is no run, or no model yet.
         """
         config = self.read_config()
-        trained = config.get("task", "translation")
-        if (command := COMMANDS[trained]) != COMMANDS.get(task):
-            raise ConfigError(
-                f"{self.path} holds a model for {trained}; expected one for {task}; use: xformer {command}"
-            )
+        own = config.get("task", "translation")
+        if (command := COMMANDS[own]) != COMMANDS.get(task):
+            raise ConfigError(f"{self.path} holds a model for {own}; expected one for {task}; use: xformer {command}")
         if not self.model.exists():
             received = f"{self.path} has no model yet: training writes it at the first validation"
             raise CheckpointError(f"{received}; if training has ended, continue with: xformer resume {self.path}")

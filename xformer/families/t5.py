@@ -76,9 +76,8 @@ _T5 = Table(
         **named("source_vocab_size:vocab_size num_encoder_layers:num_layers d_model num_heads d_ff"),
         "num_decoder_layers": Key("num_decoder_layers", lambda fields: fields["num_encoder_layers"]),
         "head_dim": Key("d_kv", write=lambda config: config.features_per_head),
-        "norm_epsilon": Key("layer_norm_epsilon", 1e-6),
-        "relative_buckets": Key("relative_attention_num_buckets", 32),
-        "relative_max_distance": Key("relative_attention_max_distance", 128),
+        **named("norm_epsilon:layer_norm_epsilon=1e-6 relative_buckets:relative_attention_num_buckets=32"),
+        **named("relative_max_distance:relative_attention_max_distance=128"),
     },
     columns=(Column(_read, _write),),
     fixed={

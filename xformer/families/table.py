@@ -12,6 +12,7 @@ from xformer.families.layouts import Layout
 from xformer.models.base import BaseModel
 
 Tensors = dict[str, Layout]  # {name of a tensor: its layout}
+TensorTable = Tensors | Callable[[Any], Tensors]  # it may depend on the configuration
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Table:
 
     Attributes:
         model_type: The type.
-        architecture: Name of the class in transformers, or a function of the configuration; "" for a section.
+        architecture: Name of the class in transformers, or a function of the configuration; "" for a section. Of a
+            `Decoder` or an `EncoderTable` the first part of the name; "" for the type in CamelCase.
         config_class: Class of the configuration.
         keys: {field: key}, read and written.
         unwritten: The same for keys that are only read, since transformers ignores them or writes their default.
@@ -73,9 +75,15 @@ class Table:
     skipped: str = ""
     written: Mapping[str, Any] = field(default_factory=dict)
 
-    def variant(self, model_type: str, architecture: str, **changes: Any) -> Self:
+    def variant(self, model_type: str, architecture: str = "", **changes: Any) -> Self:
         """Return the table of a similar type."""
         return replace(self, model_type=model_type, architecture=architecture, **changes)
+
+    def class_name(self, config: Any, head: str = "") -> str:
+        """Return the name of the class in transformers, given the last part of it that depends on the configuration."""
+        if not head:
+            return str(value_of(self.architecture, config))
+        return f"{self.architecture or ''.join(map(str.capitalize, self.model_type.split('_')))}{head}"
 
     def all_columns(self) -> tuple[Column, ...]:
         """Return the columns, with those that all types of a kind have."""
@@ -99,7 +107,7 @@ class Table:
 
     def write_config(self, config: Any) -> dict[str, Any]:
         """Translate a configuration into the values of config.json; raise ConfigError if a column does not fit."""
-        architecture = value_of(self.architecture, config)
+        architecture = self.class_name(config)
         values: dict[str, Any] = {"architectures": [architecture]} if architecture else {}
         values["model_type"] = self.model_type
         for name, key in self.keys.items():
@@ -114,12 +122,7 @@ def value_of(value: Any, known: Any) -> Any:
     return value(known) if callable(value) else value
 
 
-def register_tables(
-    *tables: Table,
-    model: type[BaseModel],
-    tensors: Tensors | Callable[[Any], Tensors],
-    **options: Any,
-) -> None:
+def register_tables(*tables: Table, model: type[BaseModel], tensors: TensorTable, **options: Any) -> None:
     """Register a family whose types have these tables; for the other arguments, see `Family`."""
     types = {table.model_type: table for table in tables}
     Family(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,9 +29,16 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "su")  # the l
 
 
 def named(fields: str) -> dict[str, Key]:
-    """Return required keys from "FIELD:KEY,OLD_KEY ...", or only FIELD for a key of this name."""
-    pairs = (each.partition(":") for each in fields.split())
-    return {field: Key(keys.replace(",", " ") or field) for field, _, keys in pairs}
+    """Return keys from "FIELD:KEY,OLD_KEY=DEFAULT ...".
+
+    FIELD alone is a key of the same name. A key without a default, which is in JSON, is required.
+    """
+    keys = {}
+    for each in fields.split():
+        name, _, default = each.partition("=")
+        field, _, names = name.partition(":")
+        keys[field] = Key(names.replace(",", " ") or field, json.loads(default) if default else REQUIRED)
+    return keys
 
 
 SIZES = named(
