@@ -74,7 +74,7 @@ class _PipelineFunction:
             pipeline: Any = _pipelines.get(key)
             if pipeline is None:
                 _pipelines.clear()
-                pipeline = _io.load_pipeline(self.pipeline_type, self.model, show_progress=False, **self.loading)
+                pipeline = _io.load_pipeline(self.pipeline_type, self.model, visible=False, **self.loading)
                 if model_digests(self.model) != self.digests:  # another copy on another machine, or training goes on
                     raise CheckpointError(f"{self.model} has changed since the run started; restore it, or start anew")
                 _pipelines[key] = pipeline
@@ -151,10 +151,8 @@ def process_file(
             on_progress=on_progress,
         )
     for path, error in corpus.failures.items():
-        raise CorpusError(
-            f"{len(corpus.failures)} of {plural(corpus.num_chunks, 'chunk')} failed, the first with: "
-            f"{error.splitlines()[0]}; see {path}, and run the same command again"
-        )
+        received = f"{len(corpus.failures)} of {plural(corpus.num_chunks, 'chunk')} failed, the first with"
+        raise CorpusError(f"{received}: {error.splitlines()[0]}; see {path}, and run the same command again")
     (corpus.merge_arrays if suffix == ".npy" else corpus.merge_lines)(output)
     seconds = time.monotonic() - start_time
     speed = f"{plural(num_new, 'line')} in {format_duration(seconds)}, {_speed(num_new, seconds)}; "

@@ -34,13 +34,11 @@ def fields_of(output: Any, *names: str) -> dict[str, Any]:
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
 
 
-def load_pipeline(
-    pipeline_type: Any, directory: Path, backend: str, *, show_progress: bool = True, **options: Any
-) -> Any:
+def load_pipeline(pipeline_type: Any, directory: Path, backend: str, *, visible: bool = True, **options: Any) -> Any:
     """Load a public checkpoint, or a run with a backend that is prepared for the data type of its model."""
     recipe = {} if is_public(directory) else RunDirectory(directory).read_config().get("recipe", {})
     xp = open_backend(backend, recipe.get("training", {}).get("dtype"))
-    with percent_progress("loading", visible=show_progress) as progress:
+    with percent_progress("loading", visible=visible) as progress:
         return pipeline_type.from_pretrained(directory, xp=xp, progress=progress, **options)
 
 

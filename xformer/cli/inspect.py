@@ -196,9 +196,7 @@ def _changed(config: type[Any], values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if defaults.get(name, dataclasses.MISSING) != value}
 
 
-def _tables(
-    report: dict[str, Any], settings: dict[str, dict[str, Any]], *, with_tensors: bool
-) -> Iterator[Table | str]:
+def _tables(report: dict[str, Any], tables: dict[str, dict[str, Any]], *, with_tensors: bool) -> Iterator[Table | str]:
     """Yield the tables of a report."""
     yield _table(report["directory"], _summary(report))
     if parameters := report["parameters"]:
@@ -207,7 +205,7 @@ def _tables(
         yield _table("\nParameters", shares, "<>>")
     changed = (
         ("" if row else f"[{section}]", key, "none" if value is None else abbreviate(str(value), 80))
-        for section, values in settings.items()
+        for section, values in tables.items()
         for row, (key, value) in enumerate(values.items())
     )
     yield _table("\nSettings that differ from the defaults", changed)

@@ -236,9 +236,7 @@ def _read(descriptor: Any, value: Any, param: Any, ctx: Any) -> Any:
 def _help(docstring: str | None) -> str:
     """Return the paragraphs of a docstring but the first; a backslash and b before one keep its lines."""
     _, *paragraphs = (docstring or "").rstrip().split("\n\n")
-    return "\n\n".join(
-        each.replace("\\b", "\b", 1) if each.startswith("\\b") else " ".join(each.split()) for each in paragraphs
-    )
+    return "\n\n".join(p.replace("\\b", "\b", 1) if p.startswith("\\b") else " ".join(p.split()) for p in paragraphs)
 
 
 def _message(error: Exception) -> str | None:

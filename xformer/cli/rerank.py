@@ -12,13 +12,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from xformer.cli import _io
-from xformer.cli._options import (
-    CheckpointOption,
-    check_utf8,
-    config_options,
-    file_option,
-    value_option,
-)
+from xformer.cli._options import CheckpointOption, check_utf8, config_options, file_option, value_option
 from xformer.pipelines import Reranker
 from xformer.pipelines.options import SearchOptions
 

@@ -65,10 +65,8 @@ def read_wav(path: StrPath | bytes) -> Audio:
     if code == _EXTENSIBLE and len(header) >= 26:
         code = int.from_bytes(header[24:26], "little")
     if (code, bits) not in _FORMATS or not channels:
-        raise DataError(
-            f"{path} has format {code}, {bits} bits, {channels} channels and {rate} samples per second; expected "
-            "integers (1) of 8, 16, 24 or 32 bits or floats (3) of 32 or 64"
-        )
+        received = f"{path} has format {code}, {bits} bits, {channels} channels and {rate} samples per second"
+        raise DataError(f"{received}; expected integers (1) of 8, 16, 24 or 32 bits or floats (3) of 32 or 64")
     num_samples = len(data) // (channels * bits // 8)
     values = np.frombuffer(data[: num_samples * channels * bits // 8], _FORMATS[code, bits])
     samples = _as_floats(values, bits, is_integer=code == _PCM).reshape(num_samples, channels)

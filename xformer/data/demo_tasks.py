@@ -90,10 +90,8 @@ def numbers_task(
     if num_train < len(basic):
         raise ConfigError(f"num_train is {num_train}; expected at least {len(basic)}, the numbers that show every word")
     if len(basic) + num_drawn > largest + 1:
-        raise ConfigError(
-            f"the splits need {len(basic) + num_drawn} numbers; expected at most {largest + 1}, "
-            f"those from 0 to {largest}"
-        )
+        expected = f"at most {largest + 1}, those from 0 to {largest}"
+        raise ConfigError(f"the splits need {len(basic) + num_drawn} numbers; expected {expected}")
     generator = random.Random(f"numbers/{seed}")
     drawn = _draw_numbers(generator, num_drawn, largest, set(basic))
     generator.shuffle(drawn)

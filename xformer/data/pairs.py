@@ -39,10 +39,8 @@ class TokenPairs:
     source_has_eos: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.source) != len(self.target):
-            raise DataError(
-                f"{len(self.source)} source and {len(self.target)} target sentences; expected equal numbers"
-            )
+        if (source := len(self.source)) != (target := len(self.target)):
+            raise DataError(f"{source} source and {target} target sentences; expected equal numbers")
 
     def __len__(self) -> int:
         return len(self.source)

@@ -64,9 +64,8 @@ class TokenWriter:
         """Append rows."""
         rows = list(rows)
         ends = np.cumsum([self._count, *map(len, rows)], dtype=np.int64)
-        self._ids.write(
-            np.fromiter(itertools.chain.from_iterable(rows), self._dtype, int(ends[-1]) - self._count).tobytes()
-        )
+        ids = np.fromiter(itertools.chain.from_iterable(rows), self._dtype, int(ends[-1]) - self._count)
+        self._ids.write(ids.tobytes())
         self._offsets.write(ends[1:].tobytes())
         self._count = int(ends[-1])
 

@@ -118,10 +118,8 @@ def _check_supported(model: BaseModel) -> None:
         raise ConfigError(f"positions is {refused!r}; CTranslate2 supports it in {others}")
     has_pre_norm = config.norm_position == "pre"
     if config.final_norm not in (None, has_pre_norm):
-        raise ConfigError(
-            f"final_norm is {config.final_norm!r}; CTranslate2 supports {has_pre_norm!r} if norm_position is "
-            f"{config.norm_position!r}"
-        )
+        expected = f"{has_pre_norm!r} if norm_position is {config.norm_position!r}"
+        raise ConfigError(f"final_norm is {config.final_norm!r}; CTranslate2 supports {expected}")
 
 
 class _Converter:
@@ -272,8 +270,6 @@ def _verify(ctranslate2: Any, model: Any, directory: str, vocabularies: list[lis
             differences.append(log_probs[np.arange(len(row) + 1), [*row, c.eos_id]] - score.log_probs)
     errors = np.abs(np.concatenate(differences))
     if not (errors.max() <= TOLERANCE if quantization == "float32" else errors.mean() <= MEAN_TOLERANCE):
-        raise BackendError(
-            f"CTranslate2 {ctranslate2.__version__} computes log-probabilities that differ by {errors.max():.1e} from "
-            "the model; expected the same"
-        )
+        received = f"CTranslate2 {ctranslate2.__version__} computes log-probabilities that differ by {errors.max():.1e}"
+        raise BackendError(f"{received} from the model; expected the same")
     return float(errors.mean())

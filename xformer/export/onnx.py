@@ -16,15 +16,8 @@ from xformer.io import StrPath, atomic_write, write_json
 from xformer.layers import KVCache, LayerCache
 from xformer.layers.cache import DecodingCache, Memory
 from xformer.layers.weights import check_no_adapters
-from xformer.models import (
-    BaseModel,
-    Encoder,
-    ImageEncoder,
-    ImageTextEncoder,
-    LanguageModel,
-    SpeechTransformer,
-    Transformer,
-)
+from xformer.models import Encoder, ImageEncoder, ImageTextEncoder, LanguageModel, SpeechTransformer, Transformer
+from xformer.models.base import BaseModel
 from xformer.models.token_ids import padding_mask
 from xformer.ops.weights import quantized_dtype
 from xformer.threads import num_threads
@@ -139,10 +132,8 @@ def write_graphs(model: BaseModel, graphs: dict[str, Graph], directory: StrPath,
         raise ConfigError(f"the model is quantized to {dtype}; export the original model, or model.quantize('int8')")
     host = model.to("numpy", dtype="float32")
     if sum(np.asarray(x).nbytes for _, x in host.named_arrays()) > _MAX_BYTES:
-        raise ConfigError(
-            f"the model has {host.parameter_count():,} parameters; ONNX files hold at most 2 GB; try int8 "
-            "(model.quantize(), or --quantization int8)"
-        )
+        hint = "try int8 (model.quantize(), or --quantization int8)"
+        raise ConfigError(f"the model has {host.parameter_count():,} parameters; ONNX files hold at most 2 GB; {hint}")
     files = {name: _trace(host, graph, limits) for name, graph in graphs.items()}
     difference = None
     if importlib.util.find_spec("onnxruntime") is not None:
@@ -269,10 +260,8 @@ def cache_of(model: BaseModel, inputs: Arrays) -> DecodingCache:
     cache = DecodingCache(0, like=inputs["past_key_0"], memory=memory)
     cache.length = inputs["past_key_0"].shape[2]
     for i in range(sum(name.startswith("past_key_") for name in inputs)):
-        keys_and_values = (
-            [inputs.get(f"{name}_{part}_{i}") for part in ("key", "value")] for name in ("past", "memory")
-        )
-        cache.layers.append(LayerCache(*(KVCache(*each) for each in keys_and_values)))
+        pairs = ([inputs.get(f"{name}_{part}_{i}") for part in ("key", "value")] for name in ("past", "memory"))
+        cache.layers.append(LayerCache(*(KVCache(*pair) for pair in pairs)))
     return cache
 
 

@@ -331,9 +331,8 @@ class OnnxNamespace(Library, library="onnx"):
 
     # --- elementwise
 
-    abs, exp, log, sqrt, tanh, sin, cos, erf = (
-        _unary(function) for function in (op.abs, op.exp, op.log, op.sqrt, op.tanh, op.sin, op.cos, op.erf)
-    )
+    abs, exp, log, sqrt = map(_unary, (op.abs, op.exp, op.log, op.sqrt))
+    tanh, sin, cos, erf = map(_unary, (op.tanh, op.sin, op.cos, op.erf))
     operator_abs, operator_neg = abs, _unary(op.neg)
     logical_not = operator_invert = _unary(op.not_)
     logical_and = operator_and = _binary(op.and_)
@@ -368,9 +367,7 @@ class OnnxNamespace(Library, library="onnx"):
 
     # --- reductions
 
-    sum, mean, max, min = (
-        _reduction(function) for function in (op.reduce_sum, op.reduce_mean, op.reduce_max, op.reduce_min)
-    )
+    sum, mean, max, min = map(_reduction, (op.reduce_sum, op.reduce_mean, op.reduce_max, op.reduce_min))
 
     def cumulative_sum(self, x: Tracer, *, axis: int) -> Tracer:
         return traced(op.cumsum(var_of(x), op.const(np.asarray(axis))), x.shape, x.dtype)

@@ -43,9 +43,9 @@ def find_runtime(directory: StrPath | None = None) -> dict[str, Path]:
     found = {name: modules / path for name, path in _RUNTIME.items()}
     for path in found.values():
         if not path.is_file():
+            command = "npm install onnxruntime-web @huggingface/tokenizers"
             raise ConfigError(
-                f"{path} is missing; run: npm install onnxruntime-web @huggingface/tokenizers, "
-                "and name the directory by --runtime if it is another one"
+                f"{path} is missing; run: {command}, and name the directory by --runtime if it is another one"
             )
     return found
 

@@ -86,32 +86,18 @@ class EncoderTable(Table):
         return super().class_name(config, head)
 
 
-def register_encoder(
-    table: EncoderTable,
-    tensors: TensorTable,
-    tied: Mapping[str, str],
-    ignored: tuple[str, ...] = (),
-    renamed: Mapping[str, str] = _RENAMED,
-) -> None:
+def register_encoder(table: EncoderTable, tensors: TensorTable, tied: Mapping[str, str], **options: Any) -> None:
     """Register a family of encoders.
 
     Args:
         table: Its table.
         tensors: As in `Family`.
         tied: As in `Family`; the name of the embedding begins with the prefix of the tensors.
-        ignored: Further patterns of the names of constant tensors.
-        renamed: As in `Family`.
+        **options: `renamed` as in `Family`, and `ignored`, further patterns of the names of constant tensors.
     """
-    prefix = next(iter(tied.values())).split(".")[0]
-    register_tables(
-        table,
-        model=Encoder,
-        tensors=tensors,
-        prefix=f"{prefix}.",
-        tied=tied,
-        ignored=("*.position_ids", *ignored),
-        renamed=renamed,
-    )
+    options = {"renamed": _RENAMED, "prefix": f"{next(iter(tied.values())).split('.')[0]}.", **options}
+    options["ignored"] = ("*.position_ids", *options.get("ignored", ()))
+    register_tables(table, model=Encoder, tensors=tensors, tied=tied, **options)
 
 
 _OURS = "layers.{i}."

@@ -136,10 +136,8 @@ def open_checkpoint(path: Path, classes: dict[str, Any] | None = None) -> Checkp
             reader.generation = ConfigReader(read_json(generation, "generation settings"), generation, (), ())
         config = family.read_config(reader)
         if classes and not getattr(config, "num_labels", 0):
-            raise ConfigError(
-                f"models of type {reader.model_type} have no classifier; num_labels and labels expect an encoder "
-                "such as BERT, RoBERTa or ModernBERT"
-            )
+            expected = "num_labels and labels expect an encoder such as BERT, RoBERTa or ModernBERT"
+            raise ConfigError(f"models of type {reader.model_type} have no classifier; {expected}")
         reader.skip("quantization_config")  # the tensors show it
         reader.finish()
         model = with_fields(family.model(config, seed=None), model_type=reader.model_type)
@@ -308,10 +306,8 @@ def _read_parameters(
         for parameter, values, shape in zip(parameters, layout.split(x, expected), expected, strict=False):
             weight = values if blocks is None else BlockWeight.of(values, shape)
             if tuple(weight.shape) != shape:
-                raise CheckpointError(
-                    f"{path}: {stored} has shape {tensors.entries[stored].shape}, which gives {parameter} the shape "
-                    f"{tuple(weight.shape)}; {config_path.name} implies {shape}"
-                )
+                received = f"{stored} has shape {tensors.entries[stored].shape}, which gives {parameter} the shape"
+                raise CheckpointError(f"{path}: {received} {tuple(weight.shape)}; {config_path.name} implies {shape}")
             if blocks is not None:
                 arrays[parameter] = weight
             elif parameter in converters:  # which copy it, so that the file stays as it is

@@ -89,10 +89,8 @@ def _read_sides(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
     encoder, decoder = (_read_side(reader, side) for side in _SIDES)
     for name in _SHARED:
         if name not in _OWN and (value := getattr(encoder, name)) != getattr(decoder, name):
-            raise CheckpointError(
-                f"{reader.path} has an encoder with {name} {value!r} and a decoder with {getattr(decoder, name)!r}; "
-                "expected the same"
-            )
+            received = f"an encoder with {name} {value!r} and a decoder with {getattr(decoder, name)!r}"
+            raise CheckpointError(f"{reader.path} has {received}; expected the same")
     longer, shorter = (encoder, decoder) if encoder.num_layers > decoder.num_layers else (decoder, encoder)
     if any(longer.window_of(i) != shorter.window_of(i) for i in range(shorter.num_layers)):
         raise CheckpointError(f"{reader.path} has other windows in the encoder than in the decoder; expected the same")

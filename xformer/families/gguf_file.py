@@ -375,7 +375,7 @@ def arrangement(key: str, architecture: Architecture, config: Values, *, writes:
     """
     module, _, suffix = re.sub(r"^blk\.\d+\.", "", key).rpartition(".")
     if module in architecture.interleaved:
-        num_heads = config.get("num_attention_heads", 1)
+        num_heads: Any = config.get("num_attention_heads", 1)
         num_heads = num_heads if module == "attn_q" else config.get("num_key_value_heads", num_heads)
         return functools.partial(_with_axes_swapped, num_heads=num_heads, sizes=(2, -1) if writes else (-1, 2))
     if module in architecture.transposed and suffix == "weight":

@@ -57,9 +57,8 @@ def _read_smollm3(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any
     default = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
     has_rope = reader.counts("no_rope_layers", default=default, at_least=0)[:num_layers]  # the key means the opposite
     if len(has_rope) != num_layers:
-        raise CheckpointError(
-            f"{reader.path} has {len(has_rope)} no_rope_layers; expected one for each of {num_layers} layers"
-        )
+        received = f"{reader.path} has {len(has_rope)} no_rope_layers"
+        raise CheckpointError(f"{received}; expected one for each of {num_layers} layers")
     layer_types = ["full_attention" if each else "sliding_attention" for each in has_rope]
     windows = read_windows(reader, layer_types, has_window=reader.flag("use_sliding_window", default=False))
     return {"layers_without_positions": [i for i, each in enumerate(has_rope) if not each], **windows}

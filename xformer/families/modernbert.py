@@ -7,12 +7,11 @@ from typing import Any
 from xformer.families.bert import EncoderTable, register_encoder
 from xformer.families.config_reader import ConfigReader
 from xformer.families.layouts import affine, fused_linear, linear, same
-from xformer.families.table import Column, Tensors
+from xformer.families.table import Column, Key, Tensors
 from xformer.families.values import (
     ACTIVATION_NAMES,
     activation,
     local_rope,
-    named,
     read_activation,
     sizes,
     write_windows,
@@ -75,8 +74,10 @@ register_encoder(
         architecture="ModernBert",
         keys={
             **sizes("norm_eps", 1e-5, 8192),
-            **named("norm_bias=false attention_bias=false feed_forward_bias:mlp_bias=false"),
-            **named("head_bias:classifier_bias=false"),
+            "norm_bias": Key("norm_bias", False),
+            "attention_bias": Key("attention_bias", False),
+            "feed_forward_bias": Key("mlp_bias", False),
+            "head_bias": Key("classifier_bias", False),
         },
         activation=activation("hidden_activation", "gelu", gated=True),
         columns=(local_rope(1.6e5, 1e4, key="global_rope_theta", local_key="local_rope_theta"), Column(_read, _write)),

@@ -89,10 +89,8 @@ def lora_tensors(model: BaseModel, family: Family) -> tuple[dict[str, Any], dict
         shapes = [part.shape for part in parts]
         first, *others = (to_host(part.lora_a).T for part in parts)
         if not all(np.array_equal(first, other) for other in others):
-            raise ConfigError(
-                f"{tensor} of {family.model_types[0]} is one matrix, and the adapters of {', '.join(parameters)} "
-                "differ in lora_a; use merge_lora(model) and save_pretrained"
-            )
+            received = f"{tensor} of {family.model_types[0]} is one matrix, and the adapters of {', '.join(parameters)}"
+            raise ConfigError(f"{received} differ in lora_a; use merge_lora(model) and save_pretrained")
         a = np.empty_like(first)
         b = np.empty((sum(shape[1] for shape in shapes), len(a)), a.dtype)
         magnitude = np.empty(len(b), a.dtype)

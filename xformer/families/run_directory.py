@@ -177,9 +177,8 @@ class RunDirectory:
     def check_resumable(self) -> None:
         """Raise CheckpointError for a model without a state, which a new start would overwrite."""
         if self.model.exists() and not self.last.exists():
-            raise CheckpointError(
-                f"{self.last} is missing, but {self.path} has a trained model; restore it, or start a new run"
-            )
+            received = f"{self.last} is missing, but {self.path} has a trained model"
+            raise CheckpointError(f"{received}; restore it, or start a new run")
 
     @property
     def has_average(self) -> bool:

@@ -66,10 +66,9 @@ class MXFP4Entry(TensorEntry):
     def of(cls, name: str, blocks: TensorEntry, scales: TensorEntry) -> MXFP4Entry:
         """Return the entry of two tensors; raise CheckpointError if their dtypes and shapes do not fit."""
         if (blocks.code, scales.code) != ("U8", "U8") or len(scales.shape) != 3 or blocks.shape != (*scales.shape, 16):
-            raise CheckpointError(
-                f"{blocks.path}: {name}_blocks has dtype {blocks.code} and shape {blocks.shape}, {name}_scales "
-                f"{scales.code} and {scales.shape}; expected U8, (matrices, features, blocks, 16) and (..., blocks)"
-            )
+            received = f"{name}_blocks has dtype {blocks.code} and shape {blocks.shape}, {name}_scales {scales.code}"
+            expected = "expected U8, (matrices, features, blocks, 16) and (..., blocks)"
+            raise CheckpointError(f"{blocks.path}: {received} and {scales.shape}; {expected}")
         matrices, features, num_blocks = scales.shape
         return cls(blocks.path, "MXFP4", (matrices, 32 * num_blocks, features), blocks.offset, blocks, scales)
 

@@ -151,9 +151,8 @@ def read_rope(reader: ConfigReader, *, theta: float = 10000.0, fraction: float |
     keys = ("partial_rotary_factor", "rotary_pct")
     rotated = rope.number(keys[0], default=reader.number(*keys, default=1.0 if fraction is None else fraction))
     if fraction is None and rotated != 1.0:
-        raise CheckpointError(
-            f"{reader.path} has partial_rotary_factor {rotated}; models of type {reader.model_type} expect 1"
-        )
+        received = f"{reader.path} has partial_rotary_factor {rotated}"
+        raise CheckpointError(f"{received}; models of type {reader.model_type} expect 1")
     rope_type = rope.choice("rope_type", "type", known=_ROPE_TYPES, default="default")
     max_positions = reader.count("max_position_embeddings", default=2048)
     original = rope.count("original_max_position_embeddings", default=max_positions)
@@ -226,9 +225,8 @@ def read_windows(
     default = layer_types if window and has_window else ["full_attention"] * len(layer_types)
     types = reader.choices("layer_types", known=LAYER_TYPES, default=default)
     if len(types) != len(layer_types):
-        raise CheckpointError(
-            f"{reader.path} has {len(types)} layer_types; expected one for each of {len(layer_types)} layers"
-        )
+        received = f"{reader.path} has {len(types)} layer_types"
+        raise CheckpointError(f"{received}; expected one for each of {len(layer_types)} layers")
     if "sliding_attention" not in types:
         return {}
     if not (window and has_window):

@@ -75,9 +75,8 @@ def _read_pooler(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]
 
 def _check_pooler(config: ImageEncoderConfig) -> dict[str, Any]:
     if config.pooler != "none" and (config.num_labels or config.pooler != "tanh"):
-        raise ConfigError(
-            f"pooler is {config.pooler!r} and num_labels {config.num_labels}; vit expects 'tanh' or a classifier"
-        )
+        received = f"pooler is {config.pooler!r} and num_labels {config.num_labels}"
+        raise ConfigError(f"{received}; vit expects 'tanh' or a classifier")
     return {}
 
 

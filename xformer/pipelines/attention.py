@@ -24,6 +24,9 @@ _TITLES = {
 }
 
 
+Labels = Callable[[Any, Sequence[int]], list[str]]  # function of a tokenizer, or None, and ids
+
+
 class AttentionMap(NamedTuple):
     """Attention weights of all layers and heads, with the tokens.
 
@@ -105,9 +108,7 @@ class Attention:
             heads = ["mean", *map(str, range(num_heads if each.weights.size <= _MAX_CELLS else 0))]
             layers = [str(layer) for layer in reversed(range(num_layers))]  # the last one is selected
             values = np.concatenate([each.weights.mean(axis=1, keepdims=True), each.weights], axis=1)
-            maps = [
-                HeatMap(values[int(layer), i].tolist(), (layer, x)) for layer in layers for i, x in enumerate(heads)
-            ]
+            maps = [HeatMap(values[int(n), i].tolist(), (n, head)) for n in layers for i, head in enumerate(heads)]
             picture = heat_maps(maps, each.queries, each.keys, {"layer": layers, "head": heads})
             parts.append(details(_TITLES[kind], picture, is_open=index == 0))
         return join(parts)
@@ -153,13 +154,19 @@ def show_attention(model: Any, source: Any, target: Any = None) -> Attention:
     return token_attention(model, ids)
 
 
+def _labels(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Return a label for each token: its text, or its id."""
+    if tokenizer is None:
+        return [str(token) for token in ids]
+    texts = []
+    for index, token in zip(ids, tokenizer.tokens(ids), strict=True):
+        text = tokenizer.token_bytes(index).decode(errors="replace")
+        texts.append(token if "\N{REPLACEMENT CHARACTER}" in text else text)
+    return [text.replace("\n", "⏎").strip() or "␣" for text in texts]
+
+
 def token_attention(
-    model: Any,
-    ids: Sequence[int],
-    output: Sequence[int] = (),
-    *,
-    labels: Callable[[Any, Sequence[int]], list[str]] | None = None,
-    layers: slice = slice(None),
+    model: Any, ids: Sequence[int], output: Sequence[int] = (), *, labels: Labels = _labels, layers: slice = slice(None)
 ) -> Attention:
     """Compute the attention weights of a model, or of a pipeline, for token ids.
 
@@ -167,12 +174,11 @@ def token_attention(
         model: The model, or its pipeline.
         ids: Ids of the source, prompt or text.
         output: Ids that a decoder predicts.
-        labels: Function of a tokenizer (None for a model) and ids that returns the labels. Default: texts of tokens.
+        labels: Function of a tokenizer (None for a model) and ids that returns the labels; texts of tokens.
         layers: Layers to return.
     """
     network: Any = getattr(model, "model", model)
     source, target = (getattr(model, f"{side}_tokenizer", None) for side in ("source", "target"))
-    labels = _labels if labels is None else labels
     read, predicted = labels(source, ids), labels(target, output)
     inputs = model_inputs(network, ids, output)
     maps = attention_maps(network, *inputs)
@@ -211,14 +217,3 @@ def _ids(data: Any, name: str) -> list[int]:
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise DataError(f"{name} has shape {array.shape} and dtype {array.dtype}; expected integers of shape (length,)")
     return [int(token) for token in array]
-
-
-def _labels(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Return a label for each token: its text, or its id."""
-    if tokenizer is None:
-        return [str(token) for token in ids]
-    texts = []
-    for index, token in zip(ids, tokenizer.tokens(ids), strict=True):
-        text = tokenizer.token_bytes(index).decode(errors="replace")
-        texts.append(token if "\N{REPLACEMENT CHARACTER}" in text else text)
-    return [text.replace("\n", "⏎").strip() or "␣" for text in texts]

@@ -18,7 +18,7 @@ from xformer.generation import GenerationConfig
 from xformer.html import Markup, table, tag
 from xformer.io import StrPath
 from xformer.models import BaseModel
-from xformer.pipelines.output_text import Output
+from xformer.pipelines.output_text import Outputs
 from xformer.text.normalize import check_texts
 from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.tokenizers import BaseTokenizer, load_tokenizer
@@ -111,10 +111,8 @@ class Pipeline:
         run = RunDirectory(Path(directory))
         config = run.read_config_for(cls.task)
         pretrained = run.pretrained_files()
-        if head or (options and pretrained is None):
-            raise ConfigError(
-                f"{next(iter(head | options))} applies to public checkpoints; omit it for a run of xformer"
-            )
+        if others := [*head, *(options if pretrained is None else ())]:
+            raise ConfigError(f"{others[0]} applies to public checkpoints; omit it for a run of xformer")
         trained = for_inference(cls.model_classes[0].load(run.model, xp=xp, dtype=dtype), quantize, pack=True)
         if pretrained is None:
             return cls._from_run(trained, run, config)
@@ -183,14 +181,9 @@ class Pipeline:
         model = self.model
         array = model._parameter
         origin = f"{dtype_name(array.dtype)}, {array_namespace(array).name}"
-        return {
-            "model": f"{type(model).__name__}({model.parameter_count():,} parameters, {origin})",
-            **{
-                name: repr(value)
-                for name, value in vars(self).items()
-                if name != "model" and not name.startswith("_") and value not in (None, [])
-            },
-        }
+        shown = {name: value for name, value in vars(self).items() if name != "model" and not name.startswith("_")}
+        others = {name: repr(value) for name, value in shown.items() if value not in (None, [])}
+        return {"model": f"{type(model).__name__}({model.parameter_count():,} parameters, {origin})", **others}
 
 
 class GenerationPipeline(Pipeline):
@@ -198,9 +191,7 @@ class GenerationPipeline(Pipeline):
 
     generates_text = True
 
-    def outputs(
-        self, texts: Sequence[str], config: GenerationConfig | None = None, **options: Any
-    ) -> list[list[Output]]:
+    def outputs(self, texts: Sequence[str], config: GenerationConfig | None = None, **options: Any) -> Outputs:
         """Return the outputs for each text, best first."""
         raise NotImplementedError
 

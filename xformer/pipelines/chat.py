@@ -21,6 +21,9 @@ _TAGGED_HEAD, _BARE_HEAD = re.compile(rf"<tool_call>\s*{_CALL_HEAD}"), re.compil
 _PROMPT_END = 4
 
 
+Messages = Sequence[Mapping[str, Any]]  # of a chat, or the functions that its answers may call
+
+
 class ToolCall(NamedTuple):
     """A call of a function: its name, and its arguments as JSON."""
 
@@ -38,7 +41,7 @@ def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
         >>> parse_tool_calls('Let me see.<tool_call>{"name": "weather", "arguments": {"city": "Bonn"}}</tool_call>')
         ('Let me see.', [ToolCall(name='weather', arguments='{"city": "Bonn"}')])
     """
-    calls = [_parse_call(each) for each in _TAGGED_CALL.findall(text)]
+    calls = [*map(_parse_call, _TAGGED_CALL.findall(text))]
     if calls and None not in calls:
         return text[: text.index(TOOL_CALL_START)].rstrip(), [call for call in calls if call is not None]
     calls, rest, decoder = [], text.strip(), json.JSONDecoder()
@@ -139,7 +142,7 @@ class _Template:
         end: A character that marks the end of an answer.
     """
 
-    def __init__(self, tokenizer: BaseTokenizer, messages: Sequence[Mapping[str, Any]], tools: Any) -> None:
+    def __init__(self, tokenizer: BaseTokenizer, messages: Messages, tools: Any) -> None:
         special = [token for token in map(tokenizer.id_to_token, tokenizer.special_ids) if token]
         special.sort(key=len, reverse=True)
         pattern = re.compile("|".join(map(re.escape, special))) if special else None
@@ -166,8 +169,8 @@ class _Template:
 
 def encode_chat(
     tokenizer: BaseTokenizer,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
+    messages: Messages,
+    tools: Messages | None,
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
@@ -204,9 +207,7 @@ def encode_chat(
 
 
 def encode_conversation(
-    tokenizer: PretrainedTokenizer,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tokenizer: PretrainedTokenizer, messages: Messages, tools: Messages | None = None
 ) -> tuple[list[int], list[int]]:
     """Return the token ids of a chat with its answers, for training, and 1 for each token of an answer, else 0.
 

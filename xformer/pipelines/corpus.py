@@ -104,10 +104,8 @@ class Corpus:
             for number, part in enumerate(self.parts()):
                 data = part.read_bytes()
                 if (num_lines := data.count(b"\n")) != self.part_lines[number]:
-                    raise CorpusError(
-                        f"{part} has {num_lines} lines, not the {self.part_lines[number]} that were written; run the "
-                        "same command again"
-                    )
+                    received = f"{part} has {num_lines} lines, not the {self.part_lines[number]} that were written"
+                    raise CorpusError(f"{received}; run the same command again")
                 file.write(data)
 
     def merge_arrays(self, output: StrPath) -> None:
@@ -124,9 +122,9 @@ class Corpus:
         for part in self.parts():
             array = _read_array(part)
             if array.dtype != first.dtype or array.ndim == 0 or array.shape[1:] != first.shape[1:]:
+                received = f"{part} has shape {array.shape} and dtype {array.dtype}"
                 raise CorpusError(
-                    f"{part} has shape {array.shape} and dtype {array.dtype}, the first part {first.shape} and "
-                    f"{first.dtype}; remove it, and run again"
+                    f"{received}, the first part {first.shape} and {first.dtype}; remove it, and run again"
                 )
             num_rows += array.shape[0]
         header = np.lib.format.header_data_from_array_1_0(first) | {"shape": (num_rows, *first.shape[1:])}
@@ -244,9 +242,7 @@ class _Outcome(NamedTuple):
     is_fatal: bool = False
 
 
-def _run_all(
-    submit: Callable[[int], Future[_Outcome]], numbers: list[int], max_pending: int
-) -> Iterator[tuple[int, _Outcome]]:
+def _run_all(submit: Callable[[int], Any], numbers: list[int], max_pending: int) -> Iterator[tuple[int, _Outcome]]:
     """Yield the number and the outcome of each chunk when it is complete, or has failed three times."""
     remaining = iter(numbers)
     pending: dict[Future[_Outcome], tuple[int, int]] = {}  # number and tries
@@ -336,13 +332,8 @@ def _read_events(directory: Path) -> dict[int, dict[str, Any]]:
 def _check_manifest(directory: Path, chunks: LineChunks, settings: Mapping[str, Any]) -> None:
     """Write the manifest of a new run, or check that the run in the directory is the same."""
     path = directory / _MANIFEST
-    source = {"bytes": chunks.num_bytes, "lines": chunks.num_lines, "digest": chunks.digest()}
-    manifest = {
-        "format": _FORMAT,
-        "settings": json.loads(json.dumps(settings)),
-        "chunk_lines": chunks.chunk_lines,
-        "source": source,
-    }
+    manifest = {"format": _FORMAT, "settings": json.loads(json.dumps(settings)), "chunk_lines": chunks.chunk_lines}
+    manifest["source"] = {"bytes": chunks.num_bytes, "lines": chunks.num_lines, "digest": chunks.digest()}
     if not path.exists():
         if any(not path.name.startswith(".") for path in directory.iterdir()):
             raise ConfigError(f"{directory} is not empty and has no manifest.json; choose a new directory")
@@ -352,7 +343,5 @@ def _check_manifest(directory: Path, chunks: LineChunks, settings: Mapping[str, 
     for name in {**new, **old}:
         if old.get(name) != new.get(name):
             before, now = ("unset" if values.get(name) is None else values[name] for values in (old, new))
-            raise ConfigError(
-                f"{directory} was started with {name.removeprefix('settings.')} {before}, not {now}; repeat the first "
-                "command, or choose a new directory"
-            )
+            received = f"{directory} was started with {name.removeprefix('settings.')} {before}, not {now}"
+            raise ConfigError(f"{received}; repeat the first command, or choose a new directory")

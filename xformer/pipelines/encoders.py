@@ -45,13 +45,11 @@ class EncoderPipeline(Pipeline):
         check_class("model", model, *self.model_classes)
         check_class("tokenizer", tokenizer, PretrainedTokenizer)
         limit = model.config.max_positions
-        self.max_length = min(tokenizer.model_max_length or limit, limit) if max_length is None else max_length
-        if not MIN_LENGTH <= self.max_length <= limit:
-            raise ConfigError(
-                f"max_length is {self.max_length}; expected {MIN_LENGTH} to {limit}, the positions of the model"
-            )
+        length = min(tokenizer.model_max_length or limit, limit) if max_length is None else max_length
+        if not MIN_LENGTH <= length <= limit:
+            raise ConfigError(f"max_length is {length}; expected {MIN_LENGTH} to {limit}, the positions of the model")
+        self.max_length, self.tokenizer = length, tokenizer
         self.model: Any = model
-        self.tokenizer = tokenizer
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts, special tokens included, truncated to max_length.
@@ -69,11 +67,7 @@ class EncoderPipeline(Pipeline):
         return [each[: self.max_length] for each in ids]
 
     def _run(
-        self,
-        encoded: Sequence[list[int]],
-        function: Callable[..., Array],
-        batch_tokens: int,
-        types: Sequence[list[int]] | None = None,
+        self, encoded: Sequence[list[int]], function: Callable[..., Array], batch_tokens: int, types: Any = None
     ) -> Any:
         """Return function(states, mask=is_token) for all texts as a NumPy array with one row per text."""
         check_count("batch_tokens", batch_tokens)
@@ -202,18 +196,16 @@ class Embedder(EncoderPipeline):
         rows: Any = [texts] if isinstance(texts, str) else texts
         check_texts([row for row in rows if not isinstance(row, list)] if isinstance(rows, list) else rows)
         truncate_dim = self.truncate_dim if truncate_dim is None else self._check_dim(truncate_dim)
-        prompt, num_skipped = self._prompt(prompt, prompt_name), 0
+        prompt, skipped = self._prompt(prompt, prompt_name), 0
         if prompt and not self.include_prompt:
             (ids,) = self.tokenizer.encode_batch([prompt])
-            num_skipped = len(ids) - (ids[-1] in self.tokenizer.special_ids)
-            if num_skipped >= self.max_length:
-                raise ConfigError(
-                    f"the prompt has {num_skipped} tokens; expected fewer than max_length {self.max_length}"
-                )
+            skipped = len(ids) - (ids[-1] in self.tokenizer.special_ids)
+            if skipped >= self.max_length:
+                raise ConfigError(f"the prompt has {skipped} tokens; expected fewer than max_length {self.max_length}")
         if not len(rows):
             return np.zeros((0, truncate_dim or self.num_features), np.float32)
         encoded = self.encoded(rows, prompt)
-        vectors = self._run(encoded, functools.partial(self._pool, num_skipped), batch_tokens)
+        vectors = self._run(encoded, functools.partial(self._pool, skipped), batch_tokens)
         vectors = vectors if truncate_dim is None else self.truncate(vectors, truncate_dim)
         return vectors[0] if isinstance(texts, str) else vectors
 
@@ -237,10 +229,8 @@ class Embedder(EncoderPipeline):
     def _check_dim(self, truncate_dim: int | None) -> int | None:
         if truncate_dim is not None:
             check_count("truncate_dim", truncate_dim)
-            if truncate_dim > self.num_features:
-                raise ConfigError(
-                    f"truncate_dim is {truncate_dim}; expected at most {self.num_features}, the features of a vector"
-                )
+            if truncate_dim > (size := self.num_features):
+                raise ConfigError(f"truncate_dim is {truncate_dim}; expected at most {size}, the features of a vector")
         return truncate_dim
 
     def _prompt(self, prompt: str | None, name: str | None) -> str:

@@ -66,6 +66,7 @@ class Output(NamedTuple):
         return "stop" if self.finished else "length"
 
 
+Outputs = list[list[Output]]  # of each text
 OnText = Callable[[int, str, list[Token]], None]
 """Function of the index of a text, a new part of it, and the tokens of that part if they are recorded."""
 

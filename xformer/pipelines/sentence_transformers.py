@@ -20,9 +20,8 @@ from xformer.models.encoder import apply_activation
 from xformer.tree import Module, replace
 
 MIN_LENGTH = 3  # two special tokens and one of the text
-_FILES = tuple(
-    f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
-)
+_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
+_FILES = tuple(f"sentence_{name}_config.json" for name in _KINDS)
 _OLD_NAMES = {"model_args": "model_kwargs", "tokenizer_args": "processor_kwargs", "config_args": "config_kwargs"}
 # Arguments of loading, of speed and of the layout of batches.
 _WITHOUT_EFFECT = {
@@ -70,10 +69,8 @@ def read_embedder(directory: Path, model: Any) -> dict[str, Any]:
         prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
         is_valid = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
         if not is_valid or default not in (None, *prompts):
-            raise CheckpointError(
-                f"{path} has prompts {prompts!r:.80} and default_prompt_name {default!r:.40}; "
-                "expected a text by name, and one of the names or null"
-            )
+            received = f"{path} has prompts {prompts!r:.80} and default_prompt_name {default!r:.40}"
+            raise CheckpointError(f"{received}; expected a text by name, and one of the names or null")
         settings |= {"prompts": prompts, "default_prompt_name": default}
     modules = _read_modules(directory)
     if not modules:

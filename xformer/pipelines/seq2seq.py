@@ -21,7 +21,7 @@ from xformer.generation.pretrained import read_generation
 from xformer.models import Transformer
 from xformer.models.token_ids import pad
 from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary, one_per_text
-from xformer.pipelines.output_text import GeneratedText, OnText, Output, hooks, stop_strings
+from xformer.pipelines.output_text import GeneratedText, OnText, Output, Outputs, hooks, stop_strings
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.random import Rng
 from xformer.text import normalize_text
@@ -97,12 +97,7 @@ class TextToText(GenerationPipeline):
 
     @classmethod
     def _from_checkpoint(
-        cls,
-        model: Transformer,
-        directory: Path,
-        *,
-        source_language: str | None = None,
-        target_language: str | None = None,
+        cls, model: Any, directory: Path, *, source_language: str | None = None, target_language: str | None = None
     ) -> Self:
         learned = model.config.positions == "learned"
         return cls(
@@ -134,7 +129,7 @@ class TextToText(GenerationPipeline):
         *,
         max_source_length: int = 1024,
         **options: Any,
-    ) -> list[list[Output]]:
+    ) -> Outputs:
         """Generate outputs with their scores; none for a blank text.
 
         Args:
@@ -183,7 +178,7 @@ class TextToText(GenerationPipeline):
 
     def search_task(
         self, encoded: Sequence[Sequence[int]], config: GenerationConfig | None = None, **options: Any
-    ) -> Task[list[list[Output]]]:
+    ) -> Task[Outputs]:
         """Return the task of one batch, which an engine may run with others; its result is that of `outputs`.
 
         Arguments are those of `tasks`.
@@ -191,7 +186,7 @@ class TextToText(GenerationPipeline):
         rows = [row for row, ids in enumerate(encoded) if len(ids)]
         task = self.tasks(encoded, config, **options)(rows)
 
-        def run() -> Task[list[list[Output]]]:
+        def run() -> Task[Outputs]:
             found = dict((yield from task)) if rows else {}
             return [found.get(row, []) for row in range(len(encoded))]
 
@@ -379,10 +374,8 @@ def check_source_lengths(
     """Raise DataError for the first source with more than max_source_length tokens; its number starts at the first."""
     for number, ids in enumerate(encoded, start=first_number):
         if len(ids) > max_source_length:
-            raise DataError(
-                f"{name} {number} has {len(ids)} tokens; expected at most {max_source_length}; split it, or raise "
-                "max_source_length"
-            )
+            received = f"{name} {number} has {len(ids)} tokens; expected at most {max_source_length}"
+            raise DataError(f"{received}; split it, or raise max_source_length")
 
 
 class Translator(TextToText):

@@ -25,7 +25,7 @@ from xformer.models import LanguageModel
 from xformer.models.token_ids import check_tokens
 from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary, one_per_text
 from xformer.pipelines.chat import encode_chat, has_tools
-from xformer.pipelines.output_text import GeneratedText, OnText, Output, Token, hooks, stop_strings, tokens_of
+from xformer.pipelines.output_text import GeneratedText, OnText, Outputs, Token, hooks, stop_strings, tokens_of
 from xformer.random import Rng
 from xformer.tokenizers import SPECIAL_TOKENS, BaseTokenizer, load_tokenizer
 
@@ -163,7 +163,7 @@ class TextGenerator(GenerationPipeline):
         batch_tokens: int = 4096,
         first_index: int = 0,
         **options: Any,
-    ) -> list[list[Output]]:
+    ) -> Outputs:
         """Continue each prompt; return continuations in the order of their scores, as `generation.generate` does.
 
         Args:
@@ -219,7 +219,7 @@ class TextGenerator(GenerationPipeline):
         context: str = "error",
         on_text: OnText | None = None,
         **overrides: Any,
-    ) -> Task[list[list[Output]]]:
+    ) -> Task[Outputs]:
         """Return the task of one batch, which an engine may run with others; its result is that of `outputs`.
 
         Args:
@@ -273,7 +273,7 @@ class TextGenerator(GenerationPipeline):
 
     def _run(
         self, texts: list[GeneratedText], config: GenerationConfig, rng: Rng, options: Callable[[Any], dict[str, Any]]
-    ) -> Task[list[list[Output]]]:
+    ) -> Task[Outputs]:
         for number in itertools.count():
             groups: dict[int, list[GeneratedText]] = {}  # by the number of new tokens
             for text in texts:
@@ -409,9 +409,7 @@ class TextGenerator(GenerationPipeline):
         limit, left = config.max_new_tokens or self.default_max_length, self.context_length - len(ids)
         if left < 1 or (limit > left and config.max_new_tokens is not None):
             advice = "" if config.method == "beam" else ", or use context='slide'"
-            raise ConfigError(
-                f"prompt {number} has {len(ids)} tokens and max_new_tokens is {limit}; the context of the model has "
-                f"{self.context_length}, so {len(ids) + limit - self.context_length} do not fit: shorten the prompt or "
-                f"lower max_new_tokens{advice}"
-            )
+            fit = f"the context of the model has {self.context_length}, so {limit - left} do not fit"
+            received = f"prompt {number} has {len(ids)} tokens and max_new_tokens is {limit}; {fit}"
+            raise ConfigError(f"{received}: shorten the prompt or lower max_new_tokens{advice}")
         return min(limit, left)

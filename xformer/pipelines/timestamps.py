@@ -44,9 +44,7 @@ class TimestampRules:
         xp, vocab_size, starts = array_namespace(logits), logits.shape[-1], rows.starts.tolist()
         options = {"dtype": xp.index_dtype, "device": device(logits)}
         limits = [self._limits(rows.history(row)[start:], vocab_size) for row, start in enumerate(starts)]
-        text, first, last = (
-            xp.from_host(np.asarray(column)[:, None], **options) for column in zip(*limits, strict=True)
-        )
+        text, first, last = (xp.from_host(np.asarray(x)[:, None], **options) for x in zip(*limits, strict=True))
         ids = xp.arange(vocab_size, **options)[None, :]
         is_text = ids < self.first_id
         allowed = xp.where(is_text, (ids >= text) & (ids != self.first_id - 1), (ids >= first) & (ids <= last))

@@ -208,18 +208,14 @@ class ChatTask(TextTask):
 
 
 def _encode(
-    conversations: Iterable[Conversation],
-    tokenizer: PretrainedTokenizer,
-    truncation: str,
-    context_length: int,
-    directory: Path,
+    conversations: Iterable[Conversation], tokenizer: PretrainedTokenizer, truncation: str, length: int, directory: Path
 ) -> tuple[Documents, int]:
     """Return conversations as token ids, mapped into memory, and how many were dropped.
 
     Raises:
         DataError: For one that the chat template does not take, without an answer, or too long; with file and line.
     """
-    dropped, limit = 0, context_length + 1  # the last token is a label only
+    dropped, limit = 0, length + 1  # the last token is a label only
     with TokenWriter(tokenizer.vocab_size, directory) as tokens, TokenWriter(2, directory) as masks:
         for place, messages, tools in conversations:
             try:
@@ -227,10 +223,8 @@ def _encode(
             except (DataError, CheckpointError) as error:
                 raise DataError(f"{place}: {error}") from error
             if len(ids) > limit and truncation == "error":
-                raise DataError(
-                    f"{place} has {len(ids):,} tokens; expected at most {limit:,}, one more than context_length; raise "
-                    "context_length, or set truncation to 'drop' or 'cut'"
-                )
+                received = f"{place} has {len(ids):,} tokens; expected at most {limit:,}, one more than context_length"
+                raise DataError(f"{received}; raise context_length, or set truncation to 'drop' or 'cut'")
             if truncation == "cut":
                 ids, mask = ids[:limit], mask[:limit]
             if len(ids) > limit or not any(mask[1:]):

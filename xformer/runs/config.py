@@ -149,15 +149,11 @@ class BaseTrainingConfig(FitConfig):
         if self.average != "none" and not self.keep_checkpoints:
             raise ConfigError(f"average is {self.average!r}, but keep_checkpoints is 0; expected the number of models")
         if self.average == "best" and self.checkpoint_interval % self.validate_every:
-            raise ConfigError(
-                f"checkpoint_every is {self.checkpoint_every}; average 'best' needs the score of each, so expected a "
-                f"multiple of validate_every {self.validate_every}"
-            )
+            expected = "average 'best' needs the score of each, so expected a multiple of validate_every"
+            raise ConfigError(f"checkpoint_every is {self.checkpoint_every}; {expected} {self.validate_every}")
         if self.precision != "float32" and self.dtype != "float32":
-            raise ConfigError(
-                f"precision is {self.precision!r} and dtype {self.dtype!r}; mixed precision keeps the parameters in "
-                "float32; leave one of the two out"
-            )
+            hint = "mixed precision keeps the parameters in float32; leave one of the two out"
+            raise ConfigError(f"precision is {self.precision!r} and dtype {self.dtype!r}; {hint}")
         for name, is_unused, reason in (
             ("checkpoint_every", not self.keep_checkpoints, "keep_checkpoints is 0"),
             ("learning_rate_factor", self.learning_rate is not None, "learning_rate gives the peak"),
@@ -176,19 +172,17 @@ class BaseTrainingConfig(FitConfig):
             choices = [repr(each) for each, (_, names) in _OPTIMIZERS.items() if name in names]
             no_decay = name == "weight_decay" and not self.weight_decay
             if repr(self.optimizer) not in choices and self._is_set(name) and not no_decay:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}; optimizer {self.optimizer!r} has none; choose "
-                    f"{', '.join(choices[:-1])}{' or ' * (len(choices) > 1)}{choices[-1]}"
-                )
+                others = f"{', '.join(choices[:-1])}{' or ' * (len(choices) > 1)}{choices[-1]}"
+                received = f"{name} is {getattr(self, name)}; optimizer {self.optimizer!r} has none"
+                raise ConfigError(f"{received}; choose {others}")
 
     def _check_schedule(self) -> None:
         falls = self.schedule in _FALLING
         if falls and self.max_steps is None and self.max_minutes is None and not hasattr(self, "epochs"):
             raise ConfigError(f"schedule {self.schedule!r} needs max_steps or max_minutes, which say when it ends")
         if self.min_learning_rate and not falls:
-            raise ConfigError(
-                f"min_learning_rate is {self.min_learning_rate}; schedule {self.schedule!r} has none; leave it out"
-            )
+            received = f"min_learning_rate is {self.min_learning_rate}; schedule {self.schedule!r} has none"
+            raise ConfigError(f"{received}; leave it out")
         if self.learning_rate is not None:  # else the peak depends on the model
             self.make_schedule(None)
 
@@ -220,10 +214,8 @@ class BaseTrainingConfig(FitConfig):
                 )
             peak = self.learning_rate_factor * math.pow(d_model, -0.5) * math.pow(self.warmup_steps, -0.5)
         if self.min_learning_rate > peak:
-            raise ConfigError(
-                f"min_learning_rate is {self.min_learning_rate}, above the peak of {peak:.3g}; lower it, or raise the "
-                "peak"
-            )
+            received = f"min_learning_rate is {self.min_learning_rate}, above the peak of {peak:.3g}"
+            raise ConfigError(f"{received}; lower it, or raise the peak")
         floor = {"floor": self.min_learning_rate} if self.schedule in _FALLING else {}
         schedule: Schedule = _SCHEDULES[self.schedule](peak, warmup_steps=self.warmup_steps, **floor)
         return schedule

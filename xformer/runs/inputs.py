@@ -109,10 +109,8 @@ def _write_lines(name: str, lines: Any, directory: Path) -> Path:
             if not isinstance(line, str):
                 raise DataError(f"{name} has {describe_type(line)} at index {number - 1}; expected {_EXPECTED}")
             if "\n" in line[:-1] and "text" not in name:
-                raise DataError(
-                    f"{name} has a line break inside the text at index {number - 1}; expected one line each; replace "
-                    "it by a space"
-                )
+                received = f"{name} has a line break inside the text at index {number - 1}"
+                raise DataError(f"{received}; expected one line each; replace it by a space")
             try:
                 file.write(line if line.endswith("\n") else f"{line}\n")
             except UnicodeEncodeError as error:

@@ -174,9 +174,8 @@ class Recipe:
             return cls._of_initial_model(task, init, tables, name, given)
         for key, value in init.to_dict().items():
             if value is not None:
-                raise ConfigError(
-                    f"{key} of [init] in {name} is {value!r}, which needs the path of a model; set path, or omit {key}"
-                )
+                received = f"{key} of [init] in {name} is {value!r}, which needs the path of a model"
+                raise ConfigError(f"{received}; set path, or omit {key}")
         for key, defaults in spec.defaults.items():
             tables[key] = {**defaults, **tables.get(key, {})}
         model = {**spec.model_defaults, **tables.get("model", {})}
@@ -305,9 +304,8 @@ def check_init_settings(tables: dict[str, Any], name: str) -> None:
         values = tables.get(table, {})
         for key in values if isinstance(values, dict) else ():
             if key not in allowed:
-                raise ConfigError(
-                    f"{key} of [{table}] in {name} cannot be changed with --init, which determines it; omit {key}"
-                )
+                problem = f"{key} of [{table}] in {name} cannot be changed with --init, which determines it"
+                raise ConfigError(f"{problem}; omit {key}")
 
 
 RecipeSource = Recipe | StrPath | Mapping[str, Any] | None
@@ -446,7 +444,5 @@ def check_training(config: Any, training: BaseTrainingConfig) -> None:
     length = getattr(training, name) or 1
     limit = config.max_positions - isinstance(training, TrainingConfig)  # for eos
     if config.positions == "learned" and length > limit:
-        raise ConfigError(
-            f"{name} is {length}; expected at most {limit}, since positions are learned up to max_positions "
-            f"{config.max_positions}; lower it, or raise max_positions"
-        )
+        reason = f"since positions are learned up to max_positions {config.max_positions}"
+        raise ConfigError(f"{name} is {length}; expected at most {limit}, {reason}; lower it, or raise max_positions")

@@ -318,10 +318,8 @@ def average_models(models: Sequence[Any], *, like: Any = None) -> Any:
         found = {key: tuple(array.shape) for key, array in arrays.items()}
         for key in sorted(found.keys() | shapes.keys()):
             if found.get(key) != shapes.get(key):
-                actual, expected = (str(each.get(key, "absent")) for each in (found, shapes))
-                raise ShapeError(
-                    f"{key} of {name} is {actual}; expected {expected}; models must have the same structure"
-                )
+                own, other = (str(each.get(key, "absent")) for each in (found, shapes))
+                raise ShapeError(f"{key} of {name} is {own}; expected {other}; models must have the same structure")
         for key, _ in like.named_parameters():
             wide = arrays[key].astype("float64")
             total[key] = total[key] + wide if key in total else wide

@@ -22,11 +22,11 @@ from xformer.generation.processors import token_alternatives, top_tokens
 from xformer.interpret import replaced
 from xformer.models.token_ids import check_tokens
 from xformer.ops.decoding import log_softmax
-from xformer.pipelines import Output, TextGenerator, TextToText
+from xformer.pipelines import TextGenerator, TextToText
 from xformer.pipelines.attention import model_inputs, token_attention
 from xformer.pipelines.base import Pipeline
 from xformer.pipelines.encoders import EncoderPipeline
-from xformer.pipelines.output_text import Token, pieces_of, tokens_of
+from xformer.pipelines.output_text import Outputs, Token, pieces_of, tokens_of
 from xformer.serve import schema
 from xformer.serve.jobs import Job, too_long
 from xformer.serve.models import ServedModel, Server
@@ -53,7 +53,7 @@ async def explore(server: Server, request: schema.ExploreRequest) -> schema.Expl
         for token in tokens:
             job.emit("token", {"index": index, **msgspec.to_builtins(output_token(token))})
 
-    def finish(job: Job, ids: list[list[int]], task: Task[list[list[Output]]]) -> Task[schema.Exploration]:
+    def finish(job: Job, ids: list[list[int]], task: Task[Outputs]) -> Task[schema.Exploration]:
         prompt = ids[0][: len(ids[0]) - len(forced)]
         source = shown_text(request.text, tokens_of(model.pipeline.source_tokenizer, model.source_ids(prompt)))
         before = tokens_of(model.pipeline.target_tokenizer, forced, prompt)
@@ -203,9 +203,8 @@ def _attention(
     maps = token_attention(pipeline, ids, outputs, labels=pieces_of, layers=layers).maps
     found = {kind: _attention_map(*maps[kind]) for kind in kinds if kind in maps}
     output = shown_text("", tokens_of(pipeline.target_tokenizer, outputs, [] if pipeline.has_source else ids))
-    return schema.AttentionMaps(
-        model.name, shown_text(request.text, tokens_of(pipeline.source_tokenizer, ids)), output, found
-    )
+    source = shown_text(request.text, tokens_of(pipeline.source_tokenizer, ids))
+    return schema.AttentionMaps(model.name, source, output, found)
 
 
 def _attention_map(weights: Any, queries: list[str], keys: list[str]) -> schema.AttentionMap:
@@ -227,9 +226,7 @@ async def layers(server: Server, request: schema.LayersRequest) -> schema.Layers
     return await model.worker.compute(_layers, model, request, ids, changes)
 
 
-def _layers(
-    model: ServedModel, request: schema.LayersRequest, ids: list[int], changes: dict[str, Any]
-) -> schema.Layers:
+def _layers(model: ServedModel, request: schema.LayersRequest, ids: list[int], edits: dict[str, Any]) -> schema.Layers:
     pipeline, output = model.pipeline, request.output_ids
     tokenizer = pipeline.target_tokenizer
     prompt = [] if pipeline.has_source else ids
@@ -238,8 +235,8 @@ def _layers(
     parts = {part: label for part, label in _PARTS.items() if pipeline.has_source or part != "cross_attention"}
     names = [f"{name}.0.residual_in", f"{name}.*.residual_out", *(f"{name}.*.{part}.output" for part in parts)]
     with contextlib.ExitStack() as blocks:
-        if changes:
-            blocks.enter_context(xf.intervene(module, changes))
+        if edits:
+            blocks.enter_context(xf.intervene(module, edits))
         found = blocks.enter_context(xf.record(module, names)) if request.lens else {}
         logits = module(*model_inputs(module, ids, output))[0, ...]
     start = max(0, len(prompt) - 1)  # the position that predicts the first token of the output
@@ -249,9 +246,7 @@ def _layers(
     num_positions = min(MAX_LENS_POSITIONS, max(MIN_LENS_POSITIONS, int(MAX_LENS_OPERATIONS / operations)))
     first = max(0, logits.shape[0] - num_positions)
     shown_layers = range(-1, num_layers) if request.lens else ()
-    return schema.Layers(
-        model.name, shown, first, [_layer(pipeline, each, found, parts, first) for each in shown_layers]
-    )
+    return schema.Layers(model.name, shown, first, [_layer(pipeline, i, found, parts, first) for i in shown_layers])
 
 
 def _layer(pipeline: Any, index: int, found: Mapping[str, Any], parts: Mapping[str, str], first: int) -> schema.Layer:

@@ -25,9 +25,10 @@ from xformer.generation.engine import Task
 from xformer.generation.processors import Rows
 from xformer.io import StrPath, read_json
 from xformer.native import is_reproducible, use_reproducible_on
-from xformer.pipelines import Output, TextGenerator, TextToText, Transcriber, Translator
+from xformer.pipelines import TextGenerator, TextToText, Transcriber, Translator
 from xformer.pipelines.encoders import EncoderPipeline
 from xformer.pipelines.options import SearchOptions
+from xformer.pipelines.output_text import Outputs
 from xformer.pipelines.seq2seq import NUM_BEAMS_FOR_LENGTHS
 from xformer.serve import schema
 from xformer.serve.config import ServeConfig, check_ids
@@ -133,9 +134,7 @@ class ServedModel:
                 raise too_long(f"text {number} has {size} tokens; expected at most {limit}: split it", "text")
         return encoded
 
-    def encode_request(
-        self, request: schema.ExploreRequest | schema.AttentionRequest | schema.LayersRequest
-    ) -> list[int]:
+    def encode_request(self, request: Any) -> list[int]:
         """Return the token ids of the text or the chat of a request.
 
         Raises:
@@ -291,7 +290,7 @@ class Server:
         request: Any,
         config: GenerationConfig,
         encode: Callable[[], list[list[int]]],
-        finish: Callable[[Job, list[list[int]], Task[list[list[Output]]]], Task[Any]],
+        finish: Callable[[Job, list[list[int]], Task[Outputs]], Task[Any]],
         seed: int | None = None,
         **options: Any,
     ) -> Job:
@@ -339,7 +338,7 @@ class Server:
 
             options["on_text"] = send
 
-        def count(found: list[list[Output]]) -> None:
+        def count(found: Outputs) -> None:
             number = sum(len(output.tokens) for outputs in found for output in outputs)
             self.metrics.add("xformer_generation_tokens_total", number, model=model.name)
 
@@ -385,7 +384,7 @@ class LogitsHash:
             self._hashes[index // self._num_samples].update(row)
         return logits
 
-    def add_to(self, task: Task[list[list[Output]]]) -> Task[list[list[Output]]]:
+    def add_to(self, task: Task[Outputs]) -> Task[Outputs]:
         """Return a task whose outputs have the hash of their text, if there is one."""
         found = yield from task
         hashes = {index: each.hexdigest() for index, each in self._hashes.items()}

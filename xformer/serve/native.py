@@ -101,18 +101,16 @@ async def show_run(server: Server, model: str) -> schema.Curves:
 @route("POST", "/translate", _STREAM)
 async def translate(server: Server, request: schema.TranslateRequest) -> schema.Outputs | Chunks:
     """Translate texts."""
-    return await _text_to_text(server, request, server.model(request.model, Translator, task="translate"))
+    return await _transform(server, request, server.model(request.model, Translator, task="translate"))
 
 
 @route("POST", "/summarize", _STREAM)
 async def summarize(server: Server, request: schema.TranslateRequest) -> schema.Outputs | Chunks:
     """Summarize texts."""
-    return await _text_to_text(server, request, server.model(request.model, Summarizer, task="summarize"))
+    return await _transform(server, request, server.model(request.model, Summarizer, task="summarize"))
 
 
-async def _text_to_text(
-    server: Server, request: schema.TranslateRequest, model: ServedModel
-) -> schema.Outputs | Chunks:
+async def _transform(server: Server, request: schema.TranslateRequest, model: ServedModel) -> schema.Outputs | Chunks:
     texts, config = texts_of("text", request.text), model.resolve(request.settings(), request.target_length)
     if request.stream and (len(texts) > 1 or config.num_return_sequences > 1):
         raise DataError("stream is true for several texts or outputs; expected one of each")
@@ -127,10 +125,8 @@ async def _text_to_text(
     def on_text(job: Job, index: int, text: str, tokens: list[Token]) -> None:
         job.emit("token", {"text": text})
 
-    options: dict[str, Any] = {"on_text": on_text} if request.stream else {}
-    job = await server.make_job(
-        model, request, config, lambda: model.token_ids(texts), finish, stop=request.stop, **options
-    )
+    options: dict[str, Any] = {"stop": request.stop, **({"on_text": on_text} if request.stream else {})}
+    job = await server.make_job(model, request, config, lambda: model.token_ids(texts), finish, **options)
     model.worker.submit(job)
     return await stream(job.events(), write_event) if request.stream else await job.result()
 

@@ -188,10 +188,8 @@ def _load_m2m100(directory: Path, settings: dict[str, Any]) -> PretrainedTokeniz
     vocab = _read_vocab(directory / "vocab.json", settings)
     name = settings.get("language_codes") or "m2m100"
     if name not in _M2M_LANGUAGES:
-        raise CheckpointError(
-            f"tokenizer_config.json of {directory} has language_codes {name!r}; expected one of: "
-            f"{', '.join(_M2M_LANGUAGES)}"
-        )
+        received = f"tokenizer_config.json of {directory} has language_codes {name!r}"
+        raise CheckpointError(f"{received}; expected one of: {', '.join(_M2M_LANGUAGES)}")
     ids = {code: len(vocab) + index for index, code in enumerate(_M2M_LANGUAGES[name].split())}
     vocab |= {f"__{code}__": index for code, index in ids.items()}
     add_to_vocabulary(vocab, settings, len(vocab) + _count(settings, "num_madeup_words", 8, directory))

@@ -107,10 +107,8 @@ class Tokenizer(BaseTokenizer):
         if learned == len(special):
             raise DataError("cannot learn a tokenizer from lines without text; expected sentences")
         if learned > vocab_size:
-            raise ConfigError(
-                f"vocab_size is {vocab_size}; expected at least {learned}, for {len(special)} special "
-                f"tokens and {learned - len(special)} distinct characters of the text"
-            )
+            parts = f"{len(special)} special tokens and {learned - len(special)} distinct characters of the text"
+            raise ConfigError(f"vocab_size is {vocab_size}; expected at least {learned}, for {parts}")
         return cls(inner)
 
     @property
@@ -218,10 +216,8 @@ class Tokenizer(BaseTokenizer):
             raise DataError(f"phrase is {phrase!r}; expected a word or a phrase")
         unknown = [word for word in words if UNK_ID in self.encode(word)]
         if unknown:
-            raise DataError(
-                f"phrase {phrase!r} has words with unknown characters: {', '.join(map(repr, unknown))}; "
-                "expected words, or spellings, of the training text"
-            )
+            received = f"phrase {phrase!r} has words with unknown characters: {', '.join(map(repr, unknown))}"
+            raise DataError(f"{received}; expected words, or spellings, of the training text")
         text = " ".join(words)
         inside = f" {text}" if self._model == "characters" else text
         spellings = map(self.encode, (inside, text, self.normalize(text[0].title() + text[1:])))
@@ -266,11 +262,8 @@ class Tokenizer(BaseTokenizer):
         content = read_json(path, "tokenizer")
         with library_errors(f"tokenizer {path} is corrupted or of another program; restore it or train again"):
             inner = inner_class.from_str(json.dumps(content))
-        incompatibility = _find_incompatibility(inner, content)
-        if incompatibility:
-            raise CheckpointError(
-                f"tokenizer {path} is incompatible: {incompatibility}; expected a file that xformer saved"
-            )
+        if problem := _find_incompatibility(inner, content):
+            raise CheckpointError(f"tokenizer {path} is incompatible: {problem}; expected a file that xformer saved")
         return cls(inner)
 
     def __repr__(self) -> str:
@@ -286,10 +279,8 @@ class Tokenizer(BaseTokenizer):
         ids, size = integers("ids", ids), self.vocab_size
         for token in ids:
             if not 0 <= token < size:
-                raise DataError(
-                    f"token id {token} is outside the vocabulary; expected 0 to {size - 1}; "
-                    "use the tokenizer that the model was trained with"
-                )
+                received = f"token id {token} is outside the vocabulary; expected 0 to {size - 1}"
+                raise DataError(f"{received}; use the tokenizer that the model was trained with")
         return ids
 
 

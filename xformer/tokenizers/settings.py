@@ -68,9 +68,7 @@ def read_settings(directory: Path, overrides: Mapping[str, Any]) -> dict[str, An
             for token, index in added.items()
         }
     try:
-        settings["added_tokens_decoder"] = {
-            int(index): _attributes(decoder[index]) for index in sorted(decoder, key=int)
-        }
+        settings["added_tokens_decoder"] = {int(i): _attributes(decoder[i]) for i in sorted(decoder, key=int)}
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{directory} has added tokens that are not tokens by id ({error!r})") from error
     # The tokens of roles are strings, or objects with the string as "content".
@@ -177,10 +175,7 @@ def _actual(inner: Any, settings: Mapping[str, Any]) -> dict[str, bool]:
     # Encoders add their first and last token as cls and sep.
     ends = {} if bos == cls else {"add_bos_token": is_special[:1] == [1] and tokens[0] == bos}
     ends |= {} if eos == sep else {"add_eos_token": is_special[-1:] == [1] and tokens[-1] == eos}
-    return ends | {
-        "keep_accents": "StripAccents" not in types,
-        "split_by_punct": "Punctuation" in types,
-    }
+    return ends | {"keep_accents": "StripAccents" not in types, "split_by_punct": "Punctuation" in types}
 
 
 def _with_new_names(settings: dict[str, Any]) -> dict[str, Any]:

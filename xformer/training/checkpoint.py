@@ -55,10 +55,9 @@ class TrainingFiles:
         try:
             arrays = _arrays(model, state)
         except (AttributeError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"the optimizer's state, {describe_type(state)}, cannot be saved in run_dir ({error}); expected a "
-                "NamedTuple of `step`, an integer, and of trees like the model"
-            ) from error
+            received = f"the optimizer's state, {describe_type(state)}, cannot be saved in run_dir ({error})"
+            expected = "a NamedTuple of `step`, an integer, and of trees like the model"
+            raise ConfigError(f"{received}; expected {expected}") from error
         io.check_savable(arrays)
 
     def save_state(self, model: Any, state: Any, optimizer: str, progress: dict[str, Any]) -> None:
@@ -83,10 +82,8 @@ class TrainingFiles:
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(f"{self.state} is not the training state of this run ({error})") from error
         if progress.get("optimizer") != optimizer:
-            raise CheckpointError(
-                f"{self.state} is the state of {progress.get('optimizer')}; expected {optimizer}; use the same "
-                "optimizer, or another directory"
-            )
+            received = f"{self.state} is the state of {progress.get('optimizer')}; expected {optimizer}"
+            raise CheckpointError(f"{received}; use the same optimizer, or another directory")
         check_settings(self.state, model, progress.get("settings", {}))
         return model, state, progress
 
@@ -222,10 +219,8 @@ def check_settings(path: StrPath, model: Module, saved: Mapping[str, str]) -> No
     settings = settings_of(model)
     if changed := [name for name in settings if saved.get(name, settings[name]) != settings[name]]:
         name = changed[0]
-        raise CheckpointError(
-            f"{path} is the state of a model with {name} {saved[name]}; expected {settings[name]}, as in this one; "
-            "use the same model, or another path"
-        )
+        received = f"{path} is the state of a model with {name} {saved[name]}; expected {settings[name]}"
+        raise CheckpointError(f"{received}, as in this one; use the same model, or another path")
 
 
 def _describe(name: str, value: Any, found: dict[str, str]) -> None:

@@ -340,11 +340,9 @@ class TrainingLoop:
 
     def _agree(self) -> tuple[str | None, str | None, bool]:
         """Return the reason to end, the signal and whether to save that any rank has: all must do the same."""
-        is_save_due = time.monotonic() - self._save_time >= 60.0 * self.config.save_every_minutes
+        is_due = time.monotonic() - self._save_time >= 60.0 * self.config.save_every_minutes
         signal = self._signals[-1] if self._signals else None
-        reasons, signals, dues = zip(
-            *self.communicator.all_gather([self.stop_reason(), signal, is_save_due]), strict=True
-        )
+        reasons, signals, dues = zip(*self.communicator.all_gather([self.stop_reason(), signal, is_due]), strict=True)
         return next(filter(None, reasons), None), next(filter(None, signals), None), any(dues)
 
     def _whole_state(self) -> Any:
@@ -390,18 +388,9 @@ class TrainingLoop:
         self.step, self.num_tokens = step, self.num_tokens + num_tokens
         if not is_finite:
             return Skip(step, loss_scale)
-        event = Step(
-            step=step,
-            epoch=self.epoch,
-            loss=loss,
-            grad_norm=grad_norm,
-            learning_rate=learning_rate,
-            num_tokens=num_tokens,
-            tokens_per_second=num_tokens / (time.monotonic() - started),
-            minutes=self.minutes,
-            loss_scale=loss_scale,
-        )
-        self.history.append(event)
+        speed = num_tokens / (time.monotonic() - started)
+        update = step, self.epoch, loss, grad_norm, learning_rate, num_tokens
+        self.history.append(event := Step(*update, speed, self.minutes, loss_scale))
         return event
 
 

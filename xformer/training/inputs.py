@@ -90,10 +90,9 @@ def steps_of_one_pass(batches: Any, grad_accumulation: int) -> int:
     try:
         count = len(batches)
     except TypeError:
-        raise ConfigError(
-            f"steps is None, and batches is {describe_type(batches)} without a length; pass the number of steps, or "
-            "math.inf to train until the batches, a callback or a signal end training"
-        ) from None
+        hint = "or math.inf to train until the batches, a callback or a signal end training"
+        received = f"steps is None, and batches is {describe_type(batches)} without a length"
+        raise ConfigError(f"{received}; pass the number of steps, {hint}") from None
     if not count:
         raise DataError("batches is empty; expected at least one batch")
     return math.ceil(count / grad_accumulation)
@@ -117,9 +116,8 @@ def tokens_of(batches: Sequence[Any], count_tokens: Callable[[Any], int], step: 
     try:
         num_tokens = sum(counts)
     except TypeError as error:
-        raise DataError(
-            f"num_tokens returned {counts} for the batches of step {step}; expected numbers, such as math.prod(x.shape)"
-        ) from error
+        received = f"num_tokens returned {counts} for the batches of step {step}"
+        raise DataError(f"{received}; expected numbers, such as math.prod(x.shape)") from error
     if not num_tokens > 0:
         raise DataError(f"the batches of step {step} have {counts} tokens; expected at least 1")
     return num_tokens
@@ -168,9 +166,8 @@ def check_inputs(
     count = sum(hasattr(each, "validates") for each in callbacks)
     stops_early = any(hasattr(each, "stops_early") for each in callbacks)
     if check_bool("keep_best", keep_best) and count > 1:
-        raise ConfigError(
-            f"keep_best got {count} callbacks validate(data, every); expected one, which says what is best"
-        )
+        received = f"keep_best got {count} callbacks validate(data, every)"
+        raise ConfigError(f"{received}; expected one, which says what is best")
     if not keep_best and not stops_early:
         return True
     if not count and all(str(getattr(each, "__module__", None)).startswith("xformer.") for each in callbacks):
@@ -184,10 +181,8 @@ def _check_model(model: Any) -> None:
     if isinstance(model, type) or not leaves:
         raise ConfigError(f"model is {describe_type(model)}; expected an instance of a Module with at least one array")
     if dtype := quantized_dtype([weight for weight in inference_weights(model) if not is_frozen(weight)]):
-        raise ConfigError(
-            f"the model is quantized to {dtype}; expected floating weights: train before quantize(), or train adapters "
-            "with xformer.lora(model)"
-        )
+        hint = "train before quantize(), or train adapters with xformer.lora(model)"
+        raise ConfigError(f"the model is quantized to {dtype}; expected floating weights: {hint}")
     if not flatten_parameters(model)[0]:
         is_frozen_model = any(is_floating(array.dtype) for array in leaves)
         problem = "are frozen: use xformer.unfreeze" if is_frozen_model else "have dtypes of integers or booleans"

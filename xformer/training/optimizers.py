@@ -30,14 +30,7 @@ class Optimizer(Protocol):
         """Return the state before the first update."""
 
     def update(
-        self,
-        model: Any,
-        grads: Any,
-        state: Any,
-        learning_rate: float,
-        grad_scale: Array | None = None,
-        *,
-        donate: bool = False,
+        self, model: Any, grads: Any, state: Any, learning_rate: float, grad_scale: Any = None, *, donate: bool = False
     ) -> tuple[Any, Any]:
         """Make one update.
 
@@ -77,10 +70,9 @@ class _Optimizer(Config):
         named = model.named_trainable_parameters() if is_module else enumerate(flatten_parameters(model)[0])
         for name, array in named:
             if not isinstance(array, np.generic) and (other := names.setdefault(id(array), name)) != name:
-                raise ConfigError(
-                    f"the parameters {other} and {name} are the same array, which an update would replace by two; keep "
-                    "a shared module or array in one field, and use it in several places of __call__"
-                )
+                problem = f"the parameters {other} and {name} are the same array, which an update would replace by two"
+                hint = "keep a shared module or array in one field, and use it in several places of __call__"
+                raise ConfigError(f"{problem}; {hint}")
         leaves, rebuild = flatten_parameters(model)
         columns = _columns([self._zeros(leaf) for leaf in leaves], len(self._state._fields) - 1)
         return self._state(0, *(rebuild(column, keep=False) for column in columns))
@@ -94,14 +86,7 @@ class _Optimizer(Config):
         return tuple(zero_moment(parameter) if keeps else None for keeps in self._keeps(parameter))
 
     def update(
-        self,
-        model: Any,
-        grads: Any,
-        state: Any,
-        learning_rate: float,
-        grad_scale: Array | None = None,
-        *,
-        donate: bool = False,
+        self, model: Any, grads: Any, state: Any, learning_rate: float, grad_scale: Any = None, *, donate: bool = False
     ) -> tuple[Any, Any]:
         """Make one update; see `Optimizer.update`."""
         leaves, rebuild = flatten_parameters(model)
@@ -148,11 +133,10 @@ class _Optimizer(Config):
 def _check_shapes(name: str, leaves: Sequence[Array], arrays: Sequence[Array]) -> None:
     """Raise ShapeError unless each parameter has one array of its shape."""
     check_same_count(leaves, arrays)
-    for leaf, array in zip(leaves, arrays, strict=True):
-        if leaf.shape != array.shape:
-            raise ShapeError(
-                f"a {name} has shape {tuple(array.shape)}; expected that of its parameter, {tuple(leaf.shape)}"
-            )
+    for leaf, x in zip(leaves, arrays, strict=True):
+        if leaf.shape != x.shape:
+            expected = f"expected that of its parameter, {tuple(leaf.shape)}"
+            raise ShapeError(f"a {name} has shape {tuple(x.shape)}; {expected}")
 
 
 add_absent_methods(

@@ -78,17 +78,14 @@ def check_precision(precision: str, model: Any) -> None:
     leaves = flatten_parameters(model)[0]
     dtypes = {dtype_name(leaf.dtype) for leaf in leaves} - {"float32"}
     if dtypes:
-        raise ConfigError(
-            f"precision is {precision!r} and the model has parameters of dtype {', '.join(sorted(dtypes))}; mixed "
-            "precision requires float32 parameters: make the model with dtype='float32'"
-        )
+        received = f"precision is {precision!r} and the model has parameters of dtype {', '.join(sorted(dtypes))}"
+        expected = "mixed precision requires float32 parameters: make the model with dtype='float32'"
+        raise ConfigError(f"{received}; {expected}")
     xp = array_namespace(*leaves)
     try:
         zeros = xp.zeros((16, 16), dtype=xp.dtype_named(precision), device=device(leaves[0]))
         xp.exp(zeros @ zeros)
     except Exception as error:  # each library raises its own exceptions
         reason = " ".join(str(error).split())
-        raise BackendError(
-            f"precision is {precision!r}, but {xp.name} cannot compute in it on this device ({reason}); use "
-            "another precision or backend"
-        ) from error
+        received = f"precision is {precision!r}, but {xp.name} cannot compute in it on this device ({reason})"
+        raise BackendError(f"{received}; use another precision or backend") from error
