@@ -140,16 +140,8 @@ def process_file(
                 text += f"  {plural(progress.num_failed, 'chunk')} failed"
             show(text, completed=progress.num_done, total=progress.num_lines)
 
-        corpus = process_corpus(
-            function,
-            source,
-            directory,
-            executor=executor,
-            settings=settings,
-            chunk_lines=options.chunk_lines,
-            suffix=suffix,
-            on_progress=on_progress,
-        )
+        more: dict[str, Any] = {"chunk_lines": options.chunk_lines, "suffix": suffix, "on_progress": on_progress}
+        corpus = process_corpus(function, source, directory, executor=executor, settings=settings, **more)
     for path, error in corpus.failures.items():
         received = f"{len(corpus.failures)} of {plural(corpus.num_chunks, 'chunk')} failed, the first with"
         raise CorpusError(f"{received}: {error.splitlines()[0]}; see {path}, and run the same command again")

@@ -60,8 +60,7 @@ def transcribe(
     model: CheckpointOption,
     output: Annotated[str, file_option("--output", "Texts, one per file; - is standard output.")] = "-",
     target: Annotated[
-        Literal["txt", "srt", "vtt", "json"],
-        value_option("--format", "txt|srt|vtt|json", "Text, subtitles, or JSON."),
+        Literal["txt", "srt", "vtt", "json"], value_option("--format", "txt|srt|vtt|json", "Text, subtitles, or JSON.")
     ] = "txt",
     *,
     settings: dict[str, Any],

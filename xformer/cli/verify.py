@@ -47,9 +47,7 @@ _METHODS["beam search"] = {"num_beams": 4}
 _NUM_NUMBERS = 70  # of `_numbers`
 
 
-def verify(
-    as_json: Annotated[bool, flag("--json", "Print the hash of each part, too, as JSON.")] = False,
-) -> int:
+def verify(as_json: Annotated[bool, flag("--json", "Print the hash of each part, too, as JSON.")] = False) -> int:
     """Check that this machine computes the numbers of every other one."""
     xf.use_reproducible_algorithms()
     known: dict[str, tuple[str, list[bytes]]] = {}

@@ -25,7 +25,7 @@ from xformer.families.feature_order import with_separate_halves
 from xformer.families.gguf_file import GGUFFile, find_gguf
 from xformer.families.layouts import Layout
 from xformer.families.tensor_files import TensorFiles, remove_shards
-from xformer.io import StrPath, atomic_write, check_path, read_json, save_arrays, write_json
+from xformer.io import StrPath, atomic_write, check_path, file_errors, read_json, save_arrays, write_json
 from xformer.layers import Initializer
 from xformer.layers.positions import sinusoidal
 from xformer.layers.weights import check_no_adapters, inference_weights_of
@@ -64,10 +64,8 @@ def is_public(directory: StrPath) -> bool:
 def check_exists(directory: StrPath) -> None:
     """Raise CheckpointError if the path of a model does not exist."""
     check_path(directory)
-    try:
+    with file_errors(f"{directory} cannot be read", "; expected the path of a model"):  # e.g. a name that is too long
         exists = Path(directory).exists()
-    except OSError as error:  # e.g. a name that is too long
-        raise CheckpointError(f"{directory} cannot be read: {error.strerror}; expected the path of a model") from error
     if not exists:
         raise CheckpointError(describe_missing(Path(directory)))
 

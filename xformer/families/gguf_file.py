@@ -204,9 +204,7 @@ ARCHITECTURES = {
         fixed=_usual_heads,
     ),
     "gpt2": Architecture(
-        tensors=_GPT2_TENSORS,
-        keys=_GPT2_KEYS,
-        transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+        tensors=_GPT2_TENSORS, keys=_GPT2_KEYS, transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")
     ),
 }
 ARCHITECTURES = {name: dataclasses.replace(x, model_type=x.model_type or name) for name, x in ARCHITECTURES.items()}

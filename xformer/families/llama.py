@@ -238,10 +238,7 @@ _ARCEE = Decoder(
     rope=rope(10000.0),
 )
 _NEMOTRON = _ARCEE.variant(
-    "nemotron",
-    keys={**sizes("norm_eps", 1e-5, 4096), **heads(), **_BIASES},
-    fixed={},
-    rope=rope(10000.0, 0.5),
+    "nemotron", keys={**sizes("norm_eps", 1e-5, 4096), **heads(), **_BIASES}, fixed={}, rope=rope(10000.0, 0.5)
 )
 _HELIUM = _ARCEE.variant(
     "helium",
@@ -339,9 +336,7 @@ _OLMO2 = Decoder(
 )
 _OLMO3 = _OLMO2.variant("olmo3", rope=local_rope(5e5, 5e5), columns=(windows(every_nth_full(4), default=4096),))
 _EXAONE4 = _OLMO2.variant(
-    "exaone4",
-    fixed={**_OLMO2.fixed, "qk_norm_all_heads": False},
-    columns=(Column(_read_exaone4, write_windows),),
+    "exaone4", fixed={**_OLMO2.fixed, "qk_norm_all_heads": False}, columns=(Column(_read_exaone4, write_windows),)
 )
 _OLMO_NORMS = {
     "post_attention_layernorm": "self_attention_residual.norm",

@@ -76,9 +76,10 @@ class TaskSpec:
         return {"model": self.model, "tokenizer": self.tokenizer, "training": self.training}
 
 
+_SIZES = {"d_model": 256, "num_heads": 4, "d_ff": 1024}
 _PAIRS: dict[str, Any] = {
     "model": TransformerConfig,
-    "model_defaults": {"d_model": 256, "num_heads": 4, "d_ff": 1024, "num_encoder_layers": 3, "num_decoder_layers": 3},
+    "model_defaults": {**_SIZES, "num_encoder_layers": 3, "num_decoder_layers": 3},
     "from_tokenizer": _SPECIAL_TOKENS | {"source_vocab_size", "target_vocab_size", "share_embeddings"},
     "tokenizer": TokenizerConfig,
     "training": TrainingConfig,
@@ -87,14 +88,7 @@ _PAIRS: dict[str, Any] = {
 _LANGUAGE_MODEL: dict[str, Any] = {
     "model": LanguageModelConfig,
     # Rotary positions need no limit of the length, and several public families have them with all other defaults.
-    "model_defaults": {
-        "d_model": 256,
-        "num_heads": 4,
-        "d_ff": 1024,
-        "num_layers": 4,
-        "positions": "rotary",
-        "scale_embeddings": False,
-    },
+    "model_defaults": {**_SIZES, "num_layers": 4, "positions": "rotary", "scale_embeddings": False},
     "from_tokenizer": _SPECIAL_TOKENS | {"vocab_size"},
     "tokenizer": TextTokenizerConfig,
     "metric": None,
@@ -115,10 +109,7 @@ TASKS = {
         | {"from_tokenizer": _SPECIAL_TOKENS | {"vocab_size", "num_labels", "labels", "problem_type"}},
         training=ClassTrainingConfig,
         unit="text",
-        defaults={
-            "model": {"dropout": 0.1},
-            "training": {"schedule": "linear", "label_smoothing": 0.0},
-        },
+        defaults={"model": {"dropout": 0.1}, "training": {"schedule": "linear", "label_smoothing": 0.0}},
     ),
 }
 

@@ -102,7 +102,17 @@ def starlette_route(route: Route, server: Any) -> StarletteRoute:
         start, response = time.monotonic(), Response(status_code=500)
         with contextlib.ExitStack() as admitted:
             admitted.callback(lambda: measure(getattr(response, "status_code", 200), time.monotonic() - start))
-            response = await respond(request, admitted)
+            try:
+                if route.request is not None:
+                    admitted.enter_context(server.admit())
+                async with asyncio.timeout(server.config.timeout):
+                    response = await answer(request)
+            except TimeoutError:
+                response = error_response(timed_out())
+            except ClientDisconnect:
+                response = Response(status_code=400)  # which nobody receives
+            except (XformerError, JobError) as error:
+                response = error_response(error)
             if isinstance(response, EventStream):
                 response.admitted = admitted.pop_all()
             return response
@@ -110,19 +120,6 @@ def starlette_route(route: Route, server: Any) -> StarletteRoute:
     def measure(status: int, seconds: float) -> None:
         server.metrics.add("xformer_requests_total", path=route.path, status=str(status))
         server.metrics.observe("xformer_request_seconds", seconds, path=route.path)
-
-    async def respond(request: Request, admitted: contextlib.ExitStack) -> Any:
-        try:
-            if route.request is not None:
-                admitted.enter_context(server.admit())
-            async with asyncio.timeout(server.config.timeout):
-                return await answer(request)
-        except TimeoutError:
-            return error_response(timed_out())
-        except ClientDisconnect:
-            return Response(status_code=400)  # which nobody receives
-        except (XformerError, JobError) as error:
-            return error_response(error)
 
     found = StarletteRoute(route.path, handle, methods=[route.method])
     found.path_regex, *_ = compile_path(route.path.replace("}", ":path}"))  # ids may have slashes

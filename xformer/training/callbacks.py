@@ -145,16 +145,9 @@ class Validator:
             loop.save()  # save first: scoring is slow
         score = None if self._score is None else float(self._score(model))
         loss, score = loop.communicator.all_gather([loss, score])[0]  # ranks must not differ in what they decide
-        validation = event(
-            step=loop.step,
-            epoch=loop.epoch,
-            loss=loss,
-            perplexity=None if loss is None else math.exp(min(loss, 700.0)),
-            score=score,
-            metric=None if self._score is None else self.metric,
-            best=False,
-            minutes=loop.minutes,
-        )
+        perplexity = None if loss is None else math.exp(min(loss, 700.0))
+        metric = None if self._score is None else self.metric
+        validation = event(loop.step, loop.epoch, loss, perplexity, score, metric, best=False, minutes=loop.minutes)
         return replace(validation, best=self.best is None or self.rank(validation) > self.best)
 
     def rank(self, validation: Validation) -> list[float]:

@@ -140,9 +140,9 @@ class TrainingLoop:
         uses_jit = array_namespace(first_array(model)).graph_capture() is not None if jit is None else jit
         ranks = self.num_workers, self.communicator
         self.jitted_step = JittedStep(*ranks, is_default=jit is None) if uses_jit and not is_slower(model) else None
-        self._train_step = self.jitted_step or partial(
-            train_step, donate=True, value_and_grad=parallel_value_and_grad(self.num_workers, communicator=communicator)
-        )
+        value_and_grad = parallel_value_and_grad(self.num_workers, communicator=communicator)
+        make_step = self.jitted_step or partial(train_step, donate=True, value_and_grad=value_and_grad)
+        self._train_step = partial(make_step, loss_fn=self._autocast_loss, optimizer=optimizer)
         self._rng = Rng(config.seed).fold_in("training", "dropout")
         self._minutes, self._start_time, self._save_time = 0.0, time.monotonic(), time.monotonic()
         self._signals: list[str] = []
@@ -257,17 +257,9 @@ class TrainingLoop:
             return
         if name := nonfinite_parameter(self._model):
             raise self.diverged(f"{name} is not finite after step {self.step}")
-        progress = {
-            "step": self.step,
-            "epoch": self.epoch,
-            "num_tokens": self.num_tokens,
-            "minutes": self.minutes,
-            "grad_scaler": asdict(self._scaler),
-            "reproducible": is_reproducible(),
-            "keep_best": self.keep_best,
-            "best_step": self.best_step,
-            "callbacks": states_of(self.callbacks),
-        }
+        names = ("step", "epoch", "num_tokens", "minutes", "keep_best", "best_step")
+        progress = {name: getattr(self, name) for name in names} | {"grad_scaler": asdict(self._scaler)}
+        progress |= {"reproducible": is_reproducible(), "callbacks": states_of(self.callbacks)}
         self.files.save_state(self._model, state, self._optimizer_name, progress)
         self.saved_step = self.step
         self.emit(Checkpoint(self.step, str(self.files.state)))
@@ -360,18 +352,9 @@ class TrainingLoop:
         counter: Any = np.asarray(step)
         if xp.reads_counters_on_device:
             counter = xp.from_host(counter, device=device(like))
-        result = self._train_step(
-            self._model,
-            self.state,
-            batches,
-            self._rng.with_counter(counter),
-            loss_fn=self._autocast_loss,
-            optimizer=self.optimizer,
-            learning_rate=learning_rate,
-            max_grad_norm=self.config.max_grad_norm,
-            loss_scale=loss_scale,
-            num_tokens=num_tokens,
-        )
+        numbers = {"learning_rate": learning_rate, "loss_scale": loss_scale, "num_tokens": num_tokens}
+        inputs = self._model, self.state, batches, self._rng.with_counter(counter)
+        result = self._train_step(*inputs, max_grad_norm=self.config.max_grad_norm, **numbers)
         if not xp.is_host_accessible(result.loss) and step < self.max_steps:
             self._upcoming.append(_attempt(fetch))  # while the GPU computes
         # Reading the loss waits for the GPU; by now the whole step has been launched.

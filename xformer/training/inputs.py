@@ -46,8 +46,7 @@ class FitConfig(Config):
         at_least=0,
     )
     reproducible: bool = option(
-        "Give float32 on NumPy the same bits in any batch, for any number of threads and processor.",
-        default=False,
+        "Give float32 on NumPy the same bits in any batch, for any number of threads and processor.", default=False
     )
 
 
