@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from xformer.cli._console import program
+from xformer.cli._io import program
 from xformer.runs import progress
 from xformer.runs.config import TrainingConfig
 from xformer.runs.console import make_console

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xformer.benchmarks.computation import Backend, Computation, fingerprint
-from xformer.benchmarks.interleaved import Workload, name_with_dtype
+from xformer.benchmarks.interleaved import Settings, Workload, name_with_dtype
 from xformer.layers import Initializer, MultiHeadAttention
 from xformer.ops import attention
 from xformer.tracing import vjp
@@ -81,11 +81,7 @@ def build(settings: dict[str, Any]) -> Computation:
 
 
 def with_gradients(
-    backend: Backend,
-    settings: dict[str, Any],
-    forward: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    gradient: Any = None,
+    backend: Backend, settings: Settings, forward: Callable[..., Any], arguments: tuple[Any, ...], gradient: Any = None
 ) -> Computation:
     """Build the computation of a function, by jit if settings["jit"], with its gradients if settings["backward"].
 

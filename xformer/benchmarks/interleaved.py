@@ -32,6 +32,7 @@ _THREAD_VARIABLES = ("XFORMER_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THR
 # Larger differences of results from those of the first implementation are reported.
 _TOLERANCES = {"float64": 1e-3, "float32": 1e-3, "float16": 5e-3, "bfloat16": 2e-2}
 DTYPES = tuple(_TOLERANCES)
+Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)

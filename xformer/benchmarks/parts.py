@@ -18,7 +18,7 @@ import numpy as np
 from xformer.backends import to_host
 from xformer.benchmarks import attention
 from xformer.benchmarks.computation import Backend, Computation, fingerprint
-from xformer.benchmarks.interleaved import Spec, Workload, name_with_dtype
+from xformer.benchmarks.interleaved import Settings, Spec, Workload, name_with_dtype
 from xformer.data.pairs import Batch, TokenPairs
 from xformer.errors import BackendError
 from xformer.generation import GenerationConfig
@@ -34,7 +34,6 @@ from xformer.training.step import train_step
 _NEW_TOKENS = 32  # of each text that is decoded
 _IDS = 4  # smaller ids are padding, start, end and unknown tokens
 
-Settings = dict[str, Any]
 Function = Callable[..., Any]
 
 

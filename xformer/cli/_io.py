@@ -1,22 +1,28 @@
-"""What commands read and write: pipelines, and lines of text in files, standard input and standard output."""
+"""What commands read and write: pipelines, and lines of text in files, standard input and standard output.
+
+Also the progress that they show, and how to call this program.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+import shlex
+import shutil
 import stat
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from xformer.cli._console import percent_progress
 from xformer.errors import ConfigError
 from xformer.families.checkpoint import is_public
 from xformer.families.run_directory import RunDirectory
 from xformer.io import atomic_write, check_no_overwrite, descriptor_of, is_device, unwritable_parent
 from xformer.runs.backend import open_backend
+from xformer.runs.console import progress_bar
 from xformer.text import iter_lines, read_lines
 from xformer.text.corpus import MAX_CHARACTERS
 
@@ -26,6 +32,38 @@ _LINES_PER_CHUNK = 4096  # of a file; sorted by length and processed together
 _BLOCK_BYTES = 65536
 
 WriteLines = Callable[[list[str]], None]
+
+
+def program() -> str:
+    """Return the command that runs this program again: "xformer", or a path to it."""
+    invoked = Path(sys.argv[0])
+    if invoked.name == "__main__.py":
+        return f"{Path(sys.executable).name} -m xformer"
+    # A nox session puts its environment on the path, but only while it runs.
+    is_on_path = "NOX_CURRENT_SESSION" not in os.environ and shutil.which("xformer")
+    if is_on_path or invoked.name != "xformer":
+        return "xformer"
+    try:
+        return os.path.relpath(invoked)
+    except ValueError:  # on another drive of Windows
+        return str(invoked)
+
+
+def quote(path: Path) -> str:
+    """Return a path as an argument of a command, quoted for the usual shells of the system if necessary."""
+    return subprocess.list2cmdline([path]) if os.name == "nt" else shlex.quote(str(path))
+
+
+@contextlib.contextmanager
+def percent_progress(text: str, *, visible: bool = True) -> Iterator[Callable[[float, float], None]]:
+    """Show the percentage of a task on stderr, if it is a terminal; yields a function of the parts done and all parts.
+
+    Args:
+        text: Description of the task, e.g. "loading".
+        visible: Pass False if the output goes to the same terminal.
+    """
+    with progress_bar(text, total=1.0, visible=visible) as update:
+        yield lambda done, total: update(description=f"{text}  {100 * done / total:.0f} %", completed=done / total)
 
 
 def fields_of(output: Any, *names: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xformer.cli._console import program
+from xformer.cli._io import program
 from xformer.cli._options import BackendOption, config_options
 from xformer.cli._plots import save
 from xformer.cli.train import exit_code

@@ -47,7 +47,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from xformer.cli._console import percent_progress
+from xformer.cli._io import percent_progress
 from xformer.cli._options import argument, value_option
 from xformer.errors import check_choice
 from xformer.pipelines.export import FORMATS, export_run

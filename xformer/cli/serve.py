@@ -39,7 +39,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from xformer.cli import _io
-from xformer.cli._console import program
 from xformer.cli._options import DraftModelOption, check_utf8, config_options, value_option
 from xformer.config import field_names
 from xformer.errors import ConfigError
@@ -98,7 +97,7 @@ def serve(
     shown = f"[{config.host}]" if ":" in config.host else config.host
     fragment = "" if config.token is None else f"/#token={config.token}"
     console = make_console(stderr=True)
-    console.print(f"{program()} serves {', '.join(each.name for each in models)}; Ctrl-C stops it")
+    console.print(f"{_io.program()} serves {', '.join(each.name for each in models)}; Ctrl-C stops it")
     console.print(f"open http://{shown}:{sockets[0].getsockname()[1]}{fragment}")
     server.run(sockets=sockets)
 

@@ -52,7 +52,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xformer.cli._console import program, quote
+from xformer.cli._io import program, quote
 from xformer.cli._options import RECIPE, OutOption, config_options, file_option, launch_arguments
 from xformer.families.run_directory import COMMANDS, RunDirectory
 from xformer.runs import launch

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from xformer.cli import _io
-from xformer.cli._console import percent_progress
 from xformer.cli._options import CheckpointOption, argument, config_options, file_option, value_option
 from xformer.config import Config, option
 from xformer.data.audio import read_wav
@@ -81,7 +80,7 @@ def transcribe(
     transcriber = _io.load_pipeline(Transcriber, model, **loading)
     with _io.open_output(output) as write:
         for path in audio:
-            with percent_progress(path.name, visible=output != _io.STANDARD) as progress:
+            with _io.percent_progress(path.name, visible=output != _io.STANDARD) as progress:
                 result = transcriber(path, progress=progress, **settings)
             if target == "txt":
                 write([one_line(result)])

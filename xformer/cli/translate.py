@@ -217,6 +217,5 @@ def _print_notes(counts: Mapping[str, int], options: LineOptions, max_source_tok
         console.print(f"note: {plural(notes['long'], 'line')} of more than {limit} {treatment} (--max-source-length)")
     if "unfinished" in notes:
         hint = "--max-new-tokens" if options.target_length is None else "--num-beams, --set length_tolerance=..."
-        console.print(
-            f"note: {plural(notes['unfinished'], 'output')} reached the length limit and may be incomplete ({hint})"
-        )
+        outputs = plural(notes["unfinished"], "output")
+        console.print(f"note: {outputs} reached the length limit and may be incomplete ({hint})")

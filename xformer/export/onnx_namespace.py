@@ -591,7 +591,5 @@ def build(inputs: Inputs, outputs: dict[str, Tracer], parameters: dict[str, Any]
     remaining = [x for x in proto.graph.input if x.name not in parameters]
     del proto.graph.input[:]
     proto.graph.input.extend(remaining)
-    proto.graph.initializer.extend(
-        numpy_helper.from_array(parameters[name], name) for name in parameters if name in used
-    )
+    proto.graph.initializer.extend(numpy_helper.from_array(x, key) for key, x in parameters.items() if key in used)
     return proto.SerializeToString()

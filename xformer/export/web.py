@@ -44,9 +44,8 @@ def find_runtime(directory: StrPath | None = None) -> dict[str, Path]:
     for path in found.values():
         if not path.is_file():
             command = "npm install onnxruntime-web @huggingface/tokenizers"
-            raise ConfigError(
-                f"{path} is missing; run: {command}, and name the directory by --runtime if it is another one"
-            )
+            hint = "and name the directory by --runtime if it is another one"
+            raise ConfigError(f"{path} is missing; run: {command}, {hint}")
     return found
 
 

@@ -627,14 +627,9 @@ def _stored_names(path: Path, checkpoint: Checkpoint) -> dict[str, str]:
     if missing := sorted(set(expected) - names.keys()):
         received = f"{path} lacks the tensor {missing[0]} ({len(missing)} of {len(expected)} are missing)"
         raise CheckpointError(f"{received}; {nearest_hint(missing[0], sorted(names))}")
-    unused = sorted(
-        tensor
-        for name, tensor in names.items()
-        if name not in expected and name not in tied and not family.is_ignored(name)
-    )
-    if unused:
-        raise CheckpointError(
-            f"{path} has the tensor {unused[0]}, which the model of its config.json does not use "
-            f"({len(unused)} such tensors); without it, the model could give wrong outputs"
-        )
+    others = [name for name in names if name not in expected and name not in tied and not family.is_ignored(name)]
+    if unused := sorted(names[name] for name in others):
+        received = f"{path} has the tensor {unused[0]}, which the model of its config.json does not use"
+        hint = "without it, the model could give wrong outputs"
+        raise CheckpointError(f"{received} ({len(unused)} such tensors); {hint}")
     return names

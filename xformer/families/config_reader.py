@@ -135,13 +135,10 @@ class ConfigReader:
     def finish(self) -> None:
         """Raise CheckpointError for a key that was not read, unless it is null, or false where that is the default."""
         off = {key for key in _FALSE.split() if self.values.get(key) == 0}
-        unknown = sorted(key for key in self._unread - off if self.values[key] is not None)
-        if unknown:
-            key = unknown[0]
-            raise CheckpointError(
-                f"{self.path} has the key {key!r} ({self.values[key]!r:.60}), which xformer does not know in models of "
-                f"type {self.model_type}; without it, the model could give wrong outputs"
-            )
+        for key in sorted(key for key in self._unread - off if self.values[key] is not None):
+            received = f"{self.path} has the key {key!r} ({self.values[key]!r:.60}), which xformer does not know"
+            hint = "without it, the model could give wrong outputs"
+            raise CheckpointError(f"{received} in models of type {self.model_type}; {hint}")
 
 
 def _is_count(value: Any, at_least: int) -> bool:

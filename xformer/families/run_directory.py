@@ -88,18 +88,16 @@ class RunDirectory:
             ConfigError: If it holds a run, or anything else.
             CheckpointError: If it cannot be created.
         """
-        if not self.path.exists():
-            parent = unwritable_parent(self.path)
-            if parent is not None:
-                raise CheckpointError(f"cannot create {self.path}: {parent} is not a writable directory")
-        elif not self.path.is_dir():
-            raise ConfigError(f"{self.path} is a file; expected a new or empty directory; choose another --out")
+        path = self.path
+        if not path.exists():
+            if (parent := unwritable_parent(path)) is not None:
+                raise CheckpointError(f"cannot create {path}: {parent} is not a writable directory")
+        elif not path.is_dir():
+            raise ConfigError(f"{path} is a file; expected a new or empty directory; choose another --out")
         elif self.config.exists():
-            raise ConfigError(
-                f"{self.path} holds a run; continue it with: xformer resume {self.path}, or choose another --out"
-            )
-        elif any(not path.name.startswith(".") for path in self.path.iterdir()):
-            raise ConfigError(f"{self.path} is not empty and holds no run; choose another --out")
+            raise ConfigError(f"{path} holds a run; continue it with: xformer resume {path}, or choose another --out")
+        elif any(not each.name.startswith(".") for each in path.iterdir()):
+            raise ConfigError(f"{path} is not empty and holds no run; choose another --out")
 
     def load_tokenizer(self, side: str) -> Tokenizer:
         """Read the tokenizer of a side; raise CheckpointError if it is not the one that the run started with."""
@@ -134,10 +132,9 @@ class RunDirectory:
             raise CheckpointError(f"{self.path} is a {kind} format; expected the directory of a run")
         if "xformer" in config and config.get("format") != FORMAT:
             is_old = config.get("format", 0) in range(FORMAT)
-            raise CheckpointError(
-                f"{self.path} is a run of xformer {config['xformer']}, which this version cannot read; use that "
-                f"version{', or convert the run as docs/how-to/upgrade.md says' if is_old else ''}"
-            )
+            hint = ", or convert the run as docs/how-to/upgrade.md says" if is_old else ""
+            received = f"{self.path} is a run of xformer {config['xformer']}, which this version cannot read"
+            raise CheckpointError(f"{received}; use that version{hint}")
         if config.get("format") != FORMAT:
             raise CheckpointError(
                 f"{self.config} has neither model_type (a checkpoint in the Hugging Face format) nor format {FORMAT} "

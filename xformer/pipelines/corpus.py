@@ -122,10 +122,8 @@ class Corpus:
         for part in self.parts():
             array = _read_array(part)
             if array.dtype != first.dtype or array.ndim == 0 or array.shape[1:] != first.shape[1:]:
-                received = f"{part} has shape {array.shape} and dtype {array.dtype}"
-                raise CorpusError(
-                    f"{received}, the first part {first.shape} and {first.dtype}; remove it, and run again"
-                )
+                received = f"{part} has shape {array.shape} and dtype {array.dtype}, the first part {first.shape} and"
+                raise CorpusError(f"{received} {first.dtype}; remove it, and run again")
             num_rows += array.shape[0]
         header = np.lib.format.header_data_from_array_1_0(first) | {"shape": (num_rows, *first.shape[1:])}
         with atomic_write(output) as file:

@@ -328,9 +328,8 @@ def _train(
     for line in task.describe():
         console.print(line)
     if ranks.size > 1:
-        console.print(
-            f"{ranks.size} ranks with {plural(task.recipe.training.data_parallel // ranks.size, 'shard')} each"
-        )
+        shards = plural(task.recipe.training.data_parallel // ranks.size, "shard")
+        console.print(f"{ranks.size} ranks with {shards} each")
     shown = TrainingProgress(console, task.recipe.training, unit=task.unit)
     names = dict.fromkeys(loggers) if ranks.rank == 0 else ()
     callbacks = [shown, *callbacks, *(_make_logger(name, task, run) for name in names)]

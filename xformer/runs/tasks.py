@@ -334,7 +334,7 @@ def language_model(recipe: Recipe, tokenizer: BaseTokenizer, xp: Any) -> Languag
     return model
 
 
-def load_initial_model(recipe: Recipe, kind: type[BaseModel], xp: Any, **classes: Any) -> Any:
+def load_initial_model(recipe: Recipe, model_class: type[BaseModel], xp: Any, **classes: Any) -> Any:
     """Return the model that a run starts from; raise an error if it is of another class, or does not fit the recipe.
 
     Public checkpoints get a classifier of `classes`, arguments of `load_pretrained`.
@@ -345,8 +345,9 @@ def load_initial_model(recipe: Recipe, kind: type[BaseModel], xp: Any, **classes
         model = load_pretrained(path, xp=xp, pack=True)
     else:
         model = load_pretrained(path, xp=xp, dtype=dtype, **(classes if is_public(path) else {}))
-    if type(model) is not kind:
-        raise CheckpointError(f"the model of {path} is of class {type(model).__name__}; expected {kind.__name__}")
+    if type(model) is not model_class:
+        received = f"the model of {path} is of class {type(model).__name__}"
+        raise CheckpointError(f"{received}; expected {model_class.__name__}")
     settings = {"rematerialize": is_adapted and getattr(recipe.training, "context_length", 0) > PASS_TOKENS}
     settings |= {name: value for name, value in recipe.model.items() if name in MODEL_SETTINGS}
     model = model.with_config(**settings)

@@ -126,10 +126,8 @@ def _tokenizer(metadata: dict[str, Any], path: Path) -> PretrainedTokenizer:
     required = ("tokens", "merges" if model == "gpt2" else "scores")
     if missing := [f"tokenizer.ggml.{key}" for key in required if key not in values]:
         raise CheckpointError(f"{path} has no {missing[0]}, which its tokenizer {model!r} needs")
-    if len(set(values["tokens"])) < len(values["tokens"]):
-        raise CheckpointError(
-            f"{path} has {len(values['tokens'])} tokens, some of them twice; expected distinct tokens"
-        )
+    if len(set(values["tokens"])) < (size := len(values["tokens"])):
+        raise CheckpointError(f"{path} has {size} tokens, some of them twice; expected distinct tokens")
     with library_errors(f"{path} has a tokenizer that is not valid"):
         tokenizer = (_byte_level if model == "gpt2" else _sentencepiece)(values)
     _add_tokens(tokenizer, values, strips_right=metadata.get("general.architecture") == "phi3")
@@ -146,7 +144,7 @@ def _tokenizer(metadata: dict[str, Any], path: Path) -> PretrainedTokenizer:
     settings = {f"{role}_token": tokenizer.id_to_token(i) for role, i in roles.items() if i is not None}
     if "tokenizer.chat_template" in metadata:
         settings["chat_template"] = metadata["tokenizer.chat_template"]
-    return PretrainedTokenizer(tokenizer, settings, path, eos_ids=eos_ids, vocab_size=len(values["tokens"]))
+    return PretrainedTokenizer(tokenizer, settings, path, eos_ids=eos_ids, vocab_size=size)
 
 
 def _byte_level(values: dict[str, Any]) -> Any:

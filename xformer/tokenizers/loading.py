@@ -17,13 +17,7 @@ from xformer.tokenizers.gguf import read_gguf
 from xformer.tokenizers.ours import SPECIAL_TOKENS
 from xformer.tokenizers.pretrained import TOKENIZER_FILE, PretrainedTokenizer, read_inner
 from xformer.tokenizers.sentencepiece import build_tokenizer, read_sentencepiece
-from xformer.tokenizers.settings import (
-    add_to_vocabulary,
-    additional_tokens,
-    apply_settings,
-    read_settings,
-    warn_of_ignored,
-)
+from xformer.tokenizers.settings import add_to_vocabulary, apply_settings, extra_tokens, read_settings, warn_ignored
 
 _DEFAULTS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
 _GPT2_DEFAULTS = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
@@ -83,7 +77,7 @@ def load_with_settings(
         raise CheckpointError(f"{path} is not a directory; expected one with {TOKENIZER_FILE}")
     else:
         tokenizer = _load(path, read_settings(path, overrides))
-        warn_of_ignored(tokenizer._inner, tokenizer._settings, path)
+        warn_ignored(tokenizer._inner, tokenizer._settings, path)
     tokenizer.set_languages(source_language, target_language)
     return tokenizer
 
@@ -212,7 +206,7 @@ def _read_vocab(path: Path, settings: dict[str, Any]) -> dict[str, int]:
 def _specials(settings: dict[str, Any], vocab: dict[str, int]) -> list[str]:
     """Return the special tokens of the settings that are in the vocabulary."""
     tokens = [value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str)]
-    return [token for token in dict.fromkeys([*tokens, *additional_tokens(settings)]) if token in vocab]
+    return [token for token in dict.fromkeys([*tokens, *extra_tokens(settings)]) if token in vocab]
 
 
 # --- A SentencePiece model alone --------------------------------------------------------------------------------------
@@ -224,7 +218,7 @@ def _load_mbart(directory: Path, settings: dict[str, Any]) -> PretrainedTokenize
         return _load_m2m100(directory, settings)
     name = _require_class(directory, settings, "sentencepiece.bpe.model", "MBart", "MBart50")
     settings = {**_OUR_DEFAULTS, "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>", **settings}
-    languages = [token for token in additional_tokens(settings) if _is_language(token)]
+    languages = [token for token in extra_tokens(settings) if _is_language(token)]
     if not languages and name == "MBart50":
         raise CheckpointError(f"{directory} has neither {TOKENIZER_FILE} nor additional_special_tokens, its languages")
     languages = languages or _MBART_LANGUAGES.split()

@@ -15,23 +15,15 @@ from xformer.text.extras import library_errors, read_bytes, require
 from xformer.text.normalize import check_texts
 from xformer.tokenizers.base import BaseTokenizer, add_affixes, raise_not_text
 from xformer.tokenizers.chat import CHAT_TEMPLATE_FILE, read_chat_templates, render_chat_template, template_files
-from xformer.tokenizers.settings import (
-    ADDED_TOKENS_FILE,
-    CONFIG_FILE,
-    ROLES,
-    SPECIAL_TOKENS_FILE,
-    add_tokens,
-    additional_tokens,
-)
+from xformer.tokenizers.settings import CONFIG_FILE, ROLES, SETTINGS_FILES, add_tokens, extra_tokens
 
 TOKENIZER_FILE = "tokenizer.json"
 _UNLIMITED = 10**9  # files spell "no limit" as 10**30
 # What clean_up_tokenization_spaces replaces in a decoded text, in this order.
-_CLEANED = (
-    {f" {mark}": mark for mark in ".?!,"} | {" ' ": "'"} | {f" {end}": end for end in ("n't", "'m", "'s", "'ve", "'re")}
-)
+_CLEANED = {f" {mark}": mark for mark in ".?!,"} | {" ' ": "'"}
+_CLEANED |= {f" {end}": end for end in ("n't", "'m", "'s", "'ve", "'re")}
 _FILES = (
-    *(TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE, CHAT_TEMPLATE_FILE),
+    *(TOKENIZER_FILE, *SETTINGS_FILES, CHAT_TEMPLATE_FILE),
     *("vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm"),
     *("sentencepiece.bpe.model", "spiece.model", "tokenizer.model", "source_tokenizer.json", "target_tokenizer.json"),
 )
@@ -101,7 +93,7 @@ class PretrainedTokenizer(BaseTokenizer):
         self._vocab_size = vocab_size
         self._tokens = None if vocab is None else {index: token for token, index in vocab.items()}
         self._special = {name: token for name in ROLES if isinstance(token := settings.get(f"{name}_token"), str)}
-        named = {*self._special.values(), *additional_tokens(settings)}
+        named = {*self._special.values(), *extra_tokens(settings)}
         added = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
         ids = {index for token in named | added if (index := self.token_to_id(token)) is not None}
         self.language_ids, self._language_position = dict(language_ids or {}), language_position

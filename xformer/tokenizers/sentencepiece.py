@@ -204,9 +204,8 @@ def build_tokenizer(
         # The tokens of `before` and `after` are never chosen: they are found as added tokens first.
         inner = package.models.Unigram(vocabulary, ids[unknown], model.byte_fallback)
     else:
-        inner = package.models.BPE(
-            ids, _merges(model, ids), unk_token=unknown, fuse_unk=True, byte_fallback=model.byte_fallback
-        )
+        options = {"unk_token": unknown, "fuse_unk": True, "byte_fallback": model.byte_fallback}
+        inner = package.models.BPE(ids, _merges(model, ids), **options)
     tokenizer = package.Tokenizer(inner)
     tokenizer.normalizer = _normalizer(package, model)
     decoders = package.decoders

@@ -15,23 +15,16 @@ from xformer.errors import CheckpointError
 from xformer.io import read_json
 from xformer.text.extras import require
 
-CONFIG_FILE, SPECIAL_TOKENS_FILE = "tokenizer_config.json", "special_tokens_map.json"
-ADDED_TOKENS_FILE = "added_tokens.json"
+CONFIG_FILE = "tokenizer_config.json"
+SETTINGS_FILES = (CONFIG_FILE, "special_tokens_map.json", "added_tokens.json")
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _ROLE_KEYS = tuple(f"{role}_token" for role in ROLES)
 # Names of the classes of transformers that use a tokenizer.json as it is; others change it, see `apply_settings`.
 _GENERIC = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "PythonBackend")
-_BERT_KEYS = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
-}
+_BERT_KEYS = {"do_lower_case": "lowercase", "tokenize_chinese_chars": "handle_chinese_chars"}
+_BERT_KEYS["strip_accents"] = "strip_accents"
 # Settings that cannot change a tokenizer, with the classes that read them; `_actual` says what its file has.
-_DECIDED = {
-    **dict.fromkeys(("add_bos_token", "add_eos_token"), ""),
-    "keep_accents": "Albert",
-    "split_by_punct": "DebertaV2",
-}
+_DECIDED = {"add_bos_token": "", "add_eos_token": "", "keep_accents": "Albert", "split_by_punct": "DebertaV2"}
 _LOWER_CASING = ("albert", "debertav2")
 # Classes that read add_prefix_space if words begin with "▁", with the scheme for false.
 _PREFIXES = {**dict.fromkeys(("albert", "barthez", "camembert", "xlmroberta"), "never"), "debertav2": "first"}
@@ -48,7 +41,7 @@ def read_settings(directory: Path, overrides: Mapping[str, Any]) -> dict[str, An
         directory: Directory of the files.
         overrides: Values that replace those of tokenizer_config.json.
     """
-    paths = [directory / name for name in (CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE)]
+    paths = [directory / name for name in SETTINGS_FILES]
     if not overrides and not any(path.exists() for path in paths):
         return {}
     config, named, added = (read_json(path, "tokenizer configuration") if path.exists() else {} for path in paths)
@@ -56,7 +49,7 @@ def read_settings(directory: Path, overrides: Mapping[str, Any]) -> dict[str, An
     if "added_tokens_decoder" in settings:
         decoder = settings["added_tokens_decoder"]
         roles = [key for key, value in named.items() if key in _ROLE_KEYS and value and key not in settings]
-        settings["unread"] = [*roles, *added, *additional_tokens(_with_new_names(named))]
+        settings["unread"] = [*roles, *added, *extra_tokens(_with_new_names(named))]
     else:
         extra = settings.get("extra_special_tokens")
         settings = _with_new_names({**settings, **named, **overrides})
@@ -76,7 +69,7 @@ def read_settings(directory: Path, overrides: Mapping[str, Any]) -> dict[str, An
     return {key: _content(value) if key.endswith("_token") else value for key, value in settings.items()}
 
 
-def additional_tokens(settings: Mapping[str, Any]) -> list[str]:
+def extra_tokens(settings: Mapping[str, Any]) -> list[str]:
     """Return the special tokens without a role, in the order of the files."""
     return [token["content"] for token in _named_tokens({**settings, **dict.fromkeys(_ROLE_KEYS)})]
 
@@ -149,7 +142,7 @@ def apply_settings(inner: Any, settings: Mapping[str, Any], name: str) -> None:
             each.prepend_scheme = _PREFIXES[name] if not prefix else "always" if is_off else each.prepend_scheme
 
 
-def warn_of_ignored(inner: Any, settings: Mapping[str, Any], directory: Path) -> None:
+def warn_ignored(inner: Any, settings: Mapping[str, Any], directory: Path) -> None:
     """Log a warning that names the settings of the files that the tokenizer does not follow."""
     added = {token.content for token in inner.get_added_tokens_decoder().values()}
     ignored = [name for name in settings.get("unread", ()) if name not in added]
