@@ -50,12 +50,10 @@ def _table(model_type: str, architecture: str, **fields: Any) -> Table:
     return _SHARED.variant(
         model_type,
         architecture,
-        keys={
-            **named("source_vocab_size:vocab_size max_positions:max_position_embeddings"),
-            "scale_embeddings": Key("scale_embedding", model_type == "m2m_100"),
-            **_SHARED.keys,
-            **(embeddings if model_type == "marian" else {}),
-        },
+        keys=named("source_vocab_size:vocab_size max_positions:max_position_embeddings")
+        | {"scale_embeddings": Key("scale_embedding", model_type == "m2m_100")}
+        | _SHARED.keys
+        | (embeddings if model_type == "marian" else {}),
         unwritten={} if model_type == "marian" else embeddings,
         columns=(
             *_SHARED.columns,
@@ -154,11 +152,9 @@ register_tables(
         "whisper",
         "WhisperForConditionalGeneration",
         config_class=SpeechTransformerConfig,
-        keys={
-            **_SHARED.keys,
-            **named("source_vocab_size:num_mel_bins=80 target_vocab_size:vocab_size max_source_positions=1500"),
-            **named("max_positions:max_target_positions=448"),
-        },
+        keys=_SHARED.keys
+        | named("source_vocab_size:num_mel_bins=80 target_vocab_size:vocab_size max_source_positions=1500")
+        | named("max_positions:max_target_positions=448"),
         columns=(*_SHARED.columns, tied(_OUTPUT)),
         fixed={**_SHARED.fixed, "key_bias": False, "positions": "learned", "scale_embeddings": False},
         required={**_SHARED.required, "use_weighted_layer_sum": False},
@@ -169,14 +165,11 @@ register_tables(
         written={**_SHARED.written, "bos_token_id": lambda config: config.bos_id, "begin_suppress_tokens": None},
     ),
     model=SpeechTransformer,
-    tensors={
-        "model.decoder.embed_tokens.weight": same("target_embedding.weight"),
-        _OUTPUT: transposed("output.weight"),
-        **_stack("encoder"),
-        **_stack("decoder"),
-        **linear("model.encoder.conv1", "source_embedding.conv1"),
-        **linear("model.encoder.conv2", "source_embedding.conv2"),
-    },
+    tensors={"model.decoder.embed_tokens.weight": same("target_embedding.weight"), _OUTPUT: transposed("output.weight")}
+    | _stack("encoder")
+    | _stack("decoder")
+    | linear("model.encoder.conv1", "source_embedding.conv1")
+    | linear("model.encoder.conv2", "source_embedding.conv2"),
     prefix="model.",
     tied={_OUTPUT: "model.decoder.embed_tokens.weight"},
 )

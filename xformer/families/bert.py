@@ -43,7 +43,7 @@ class EncoderTable(Table):
     """
 
     config_class: Any = EncoderConfig
-    required: Mapping[str, Any] = field(default_factory=lambda: {"position_embedding_type": "absolute"})
+    required: dict[str, Any] = field(default_factory=lambda: {"position_embedding_type": "absolute"})
     activation: Column = _GELU
     pooler: tuple[str, ...]
     masked_lm: tuple[str, ...]
@@ -146,12 +146,10 @@ register_encoder(
         skipped="output_hidden_size pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
         "pooler_size_per_head pooler_type directionality",
     ),
-    {
-        **encoder_tensors("bert."),
-        **linear("bert.pooler.dense", "pooler.linear"),
-        **masked_lm_head("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions"),
-        **linear("classifier", "classifier"),
-    },
+    encoder_tensors("bert.")
+    | linear("bert.pooler.dense", "pooler.linear")
+    | masked_lm_head("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions")
+    | linear("classifier", "classifier"),
     tied={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -163,24 +161,20 @@ register_encoder(
 register_encoder(
     EncoderTable(
         model_type="electra",
-        keys={
-            **sizes("layer_norm_eps", 1e-12, 512),
-            **_TYPES,
-            "embedding_dim": Key("embedding_size", 128, write=lambda config: config.embedding_dim or config.d_model),
-        },
+        keys=sizes("layer_norm_eps", 1e-12, 512)
+        | _TYPES
+        | {"embedding_dim": Key("embedding_size", 128, write=lambda config: config.embedding_dim or config.d_model)},
         pooler=("gelu", "classifier.dense.weight"),
         masked_lm=("generator_predictions.dense.weight",),
         # Without a map that turns them into d_model, if they have as many features
         fixed={"embedding_dim": lambda f: None if f["embedding_dim"] == f["d_model"] else f["embedding_dim"]},
         skipped="summary_type summary_use_proj summary_activation",
     ),
-    {
-        **encoder_tensors("electra."),
-        **linear("electra.embeddings_project", "input.projection"),
-        **masked_lm_head("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"),
-        **linear("classifier.dense", "pooler.linear"),
-        **linear("classifier.out_proj", "classifier"),
-    },
+    encoder_tensors("electra.")
+    | linear("electra.embeddings_project", "input.projection")
+    | masked_lm_head("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head")
+    | linear("classifier.dense", "pooler.linear")
+    | linear("classifier.out_proj", "classifier"),
     tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     ignored=("discriminator_predictions.*",),
 )
@@ -198,13 +192,11 @@ register_encoder(
         required={"position_embedding_type": "absolute", "num_hidden_groups": 1, "inner_group_num": 1},
         skipped="down_scale_factor gap_size net_structure_type num_memory_blocks",
     ),
-    {
-        **encoder_tensors("albert.", "query key value dense", *_ALBERT_NAMES, layer=_ALBERT_LAYER, ours="layers.0."),
-        **linear("albert.encoder.embedding_hidden_mapping_in", "input.projection"),
-        **linear("albert.pooler", "pooler.linear"),
-        **masked_lm_head("predictions.dense", "predictions.LayerNorm", "predictions"),
-        **linear("classifier", "classifier"),
-    },
+    encoder_tensors("albert.", "query key value dense", *_ALBERT_NAMES, layer=_ALBERT_LAYER, ours="layers.0.")
+    | linear("albert.encoder.embedding_hidden_mapping_in", "input.projection")
+    | linear("albert.pooler", "pooler.linear")
+    | masked_lm_head("predictions.dense", "predictions.LayerNorm", "predictions")
+    | linear("classifier", "classifier"),
     tied={
         "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
         "predictions.decoder.bias": "predictions.bias",
@@ -290,11 +282,9 @@ register_encoder(
         # Of the first versions; and the file contains the positions either way.
         skipped="tie_weights_ sinusoidal_pos_embds",
     ),
-    {
-        **encoder_tensors("distilbert.", *_DISTIL_NAMES, layer="transformer.layer.{i}"),
-        **masked_lm_head("vocab_transform", "vocab_layer_norm", "vocab_projector"),
-        **linear("pre_classifier", "pooler.linear"),
-        **linear("classifier", "classifier"),
-    },
+    encoder_tensors("distilbert.", *_DISTIL_NAMES, layer="transformer.layer.{i}")
+    | masked_lm_head("vocab_transform", "vocab_layer_norm", "vocab_projector")
+    | linear("pre_classifier", "pooler.linear")
+    | linear("classifier", "classifier"),
     tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
 )

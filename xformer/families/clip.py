@@ -39,22 +39,12 @@ _SKIPPED = "projection_dim bos_token_id eos_token_id pad_token_id projection_siz
 _CLIP_TEXT = Table(
     model_type="clip_text_model",
     config_class=EncoderConfig,
-    keys={
-        **sizes("layer_norm_eps", 1e-5, 77, vocab_size=49408, num_layers=12, d_model=512, num_heads=8, d_ff=2048),
-        "eos_id": Key("eos_token_id", 49407, write=_write_eos_id),
-    },
+    keys=sizes("layer_norm_eps", 1e-5, 77, vocab_size=49408, num_layers=12, d_model=512, num_heads=8, d_ff=2048)
+    | {"eos_id": Key("eos_token_id", 49407, write=_write_eos_id)},
     columns=(activation("hidden_act", "quick_gelu"),),
-    fixed={
-        "positions": "learned",
-        "dropout": 0.0,
-        "scale_embeddings": False,
-        "pooler": "identity",
-        "pooling": "last",
-        "pad_id": None,
-        "causal": True,
-        "head_bias": False,
-        "eos_id": lambda fields: fields["vocab_size"] - 1 if fields["eos_id"] == _OLD_EOS else fields["eos_id"],
-    },
+    fixed={"positions": "learned", "dropout": 0.0, "scale_embeddings": False, "causal": True}
+    | {"pooler": "identity", "pooling": "last", "pad_id": None, "head_bias": False}
+    | {"eos_id": lambda fields: fields["vocab_size"] - 1 if fields["eos_id"] == _OLD_EOS else fields["eos_id"]},
     skipped=_SKIPPED,
 )
 _CLIP_IMAGE = Table(
@@ -67,10 +57,8 @@ _CLIP_IMAGE = Table(
 )
 _SIGLIP_TEXT = _CLIP_TEXT.variant(
     "siglip_text_model",
-    keys={
-        **sizes("layer_norm_eps", 1e-6, 64, vocab_size=32000, num_layers=12, d_model=768, num_heads=12, d_ff=3072),
-        "projection_dim": Key("projection_size", lambda fields: fields["d_model"], write=lambda c: c.pooled_features),
-    },
+    keys=sizes("layer_norm_eps", 1e-6, 64, vocab_size=32000, num_layers=12, d_model=768, num_heads=12, d_ff=3072)
+    | {"projection_dim": Key("projection_size", lambda fields: fields["d_model"], write=lambda c: c.pooled_features)},
     columns=(activation("hidden_act", "gelu_pytorch_tanh"),),
     fixed={**_CLIP_TEXT.fixed, "causal": False, "head_bias": True, "eos_id": None},
 )

@@ -57,37 +57,26 @@ register_encoder(
     EncoderTable(
         model_type="deberta-v2",
         architecture="DebertaV2",
-        keys={
-            **sizes("layer_norm_eps", 1e-7, 512),
-            "relative_buckets": Key("position_buckets", read=lambda n: 2 * n, write=lambda c: c.relative_buckets // 2),
-        },
+        keys=sizes("layer_norm_eps", 1e-7, 512)
+        | {"relative_buckets": Key("position_buckets", read=lambda n: 2 * n, write=lambda c: c.relative_buckets // 2)},
         columns=(Column(_read, _write),),
         pooler=("gelu", "pooler.dense.weight"),
         masked_lm=("transform.dense.weight", "lm_head.dense.weight"),
-        fixed={
-            **SAME_ACTIVATION,
-            "positions": "disentangled",
-            "attention_scale": lambda fields: (_NUM_SCORES * _head_dim(fields)) ** -0.5,
-        },
-        required={
-            "conv_groups": 1,
-            "embedding_size": lambda fields: fields["d_model"],
-            "pooler_hidden_size": lambda fields: fields["d_model"],
-            "attention_head_size": _head_dim,
-        },
+        fixed=SAME_ACTIVATION
+        | {"positions": "disentangled", "attention_scale": lambda fields: (_NUM_SCORES * _head_dim(fields)) ** -0.5},
+        required={"conv_groups": 1, "attention_head_size": _head_dim}
+        | dict.fromkeys(("embedding_size", "pooler_hidden_size"), lambda fields: fields["d_model"]),
         skipped=f"legacy pos_att_type conv_act {' '.join(_FIXED)}",
         written={**_FIXED, "pos_att_type": ["p2c", "c2p"], "legacy": False},
     ),
-    {
-        **encoder_tensors("deberta.", "self.query_proj self.key_proj self.value_proj output.dense"),
-        "deberta.encoder.rel_embeddings.weight": same("distances.weight"),
-        **affine("deberta.encoder.LayerNorm", "distances.norm"),
-        **linear("deberta.encoder.conv.conv", "layers.0.convolution"),
-        **affine("deberta.encoder.conv.LayerNorm", "layers.0.convolution_norm"),
-        **masked_lm_head("lm_predictions.lm_head.dense", "lm_predictions.lm_head.LayerNorm", "lm_predictions.lm_head"),
-        **linear("pooler.dense", "pooler.linear"),
-        **linear("classifier", "classifier"),
-    },
+    encoder_tensors("deberta.", "self.query_proj self.key_proj self.value_proj output.dense")
+    | {"deberta.encoder.rel_embeddings.weight": same("distances.weight")}
+    | affine("deberta.encoder.LayerNorm", "distances.norm")
+    | linear("deberta.encoder.conv.conv", "layers.0.convolution")
+    | affine("deberta.encoder.conv.LayerNorm", "layers.0.convolution_norm")
+    | masked_lm_head("lm_predictions.lm_head.dense", "lm_predictions.lm_head.LayerNorm", "lm_predictions.lm_head")
+    | linear("pooler.dense", "pooler.linear")
+    | linear("classifier", "classifier"),
     tied={
         "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "lm_predictions.lm_head.bias",

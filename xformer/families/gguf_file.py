@@ -159,11 +159,9 @@ ARCHITECTURES = {
         tensors={key: name for key, name in _GEMMA_TENSORS.items() if key != "output"},
         keys=_GEMMA_KEYS,
         has_norms_plus_one=True,
-        defaults=lambda config: {
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-            **_gemma_scale(config, 46),
-        },
+        defaults=lambda config: (
+            {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0} | _gemma_scale(config, 46)
+        ),
         fixed=lambda config: {"attention_bias": False, "is_causal": True},
     ),
     "gemma3": Architecture(
@@ -195,11 +193,8 @@ ARCHITECTURES = {
         fixed=lambda c: {**_usual_heads(c), "num_key_value_heads": c["num_attention_heads"], "attention_bias": False},
     ),
     "phi3": Architecture(
-        tensors={
-            **_LLAMA_TENSORS,
-            "blk.{i}.attn_qkv": _LAYER + "self_attn.qkv_proj",
-            "blk.{i}.ffn_up": _LAYER + "mlp.gate_up_proj",
-        },
+        tensors=_LLAMA_TENSORS
+        | {"blk.{i}.attn_qkv": _LAYER + "self_attn.qkv_proj", "blk.{i}.ffn_up": _LAYER + "mlp.gate_up_proj"},
         keys={**_KEYS, "attention.sliding_window": "sliding_window"},
         fixed=_usual_heads,
     ),

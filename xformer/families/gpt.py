@@ -39,11 +39,8 @@ register_decoders(
         model_type="gpt2",
         architecture="GPT2",
         head="LMHeadModel",
-        keys={
-            **named(f"{_OLD_SIZES} d_model:n_embd,hidden_size max_positions:n_positions,max_position_embeddings"),
-            "norm_epsilon": Key("layer_norm_epsilon", 1e-5),
-            "d_ff": Key("n_inner", _four_times),
-        },
+        keys=named(f"{_OLD_SIZES} d_model:n_embd,hidden_size max_positions:n_positions,max_position_embeddings")
+        | {"norm_epsilon": Key("layer_norm_epsilon", 1e-5), "d_ff": Key("n_inner", _four_times)},
         fixed={"positions": "learned"},
         activation=activation("activation_function", "gelu_new"),
         required={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
@@ -74,23 +71,16 @@ register_decoders(
         fixed={"positions": "learned"},
         activation=activation("activation_function", "relu"),
         # Without projected embeddings and norms after the sublayers, which only the model of 350 M has
-        required={
-            "word_embed_proj_dim": lambda fields: fields["d_model"],
-            "do_layer_norm_before": True,
-            "_remove_final_layer_norm": False,
-            "enable_bias": True,
-            "layer_norm_elementwise_affine": True,
-        },
+        required={"word_embed_proj_dim": lambda fields: fields["d_model"], "do_layer_norm_before": True}
+        | {"_remove_final_layer_norm": False, "enable_bias": True, "layer_norm_elementwise_affine": True},
         written={"word_embed_proj_dim": lambda config: config.d_model, "do_layer_norm_before": True},
     ),
-    tensors={
-        "model.decoder.embed_positions.weight": skip_rows(2, "input.positions.weight"),
-        **attention(_OPT_LAYER + "self_attn", _OURS + "self_attention"),
-        **affine(_OPT_LAYER + "self_attn_layer_norm", _OURS + "self_attention_residual.norm"),
-        **affine(_OPT_LAYER + "final_layer_norm", _OURS + "feed_forward_residual.norm"),
-        **feed_forward(_OPT_LAYER[:-1], _OURS + "feed_forward", "fc1 fc2"),
-        **affine("model.decoder.final_layer_norm", "norm"),
-    },
+    tensors={"model.decoder.embed_positions.weight": skip_rows(2, "input.positions.weight")}
+    | attention(_OPT_LAYER + "self_attn", _OURS + "self_attention")
+    | affine(_OPT_LAYER + "self_attn_layer_norm", _OURS + "self_attention_residual.norm")
+    | affine(_OPT_LAYER + "final_layer_norm", _OURS + "feed_forward_residual.norm")
+    | feed_forward(_OPT_LAYER[:-1], _OURS + "feed_forward", "fc1 fc2")
+    | affine("model.decoder.final_layer_norm", "norm"),
     embedding="model.decoder.embed_tokens.weight",
     ignored=(),
 )
@@ -115,10 +105,8 @@ def _norms(layer: str) -> Tensors:
 register_decoders(
     Decoder(
         model_type="bloom",
-        keys={
-            **named(f"{_OLD_SIZES} d_model:hidden_size,n_embed"),
-            **named("max_positions:seq_length=2048 norm_epsilon:layer_norm_epsilon=1e-5"),
-        },
+        keys=named(f"{_OLD_SIZES} d_model:hidden_size,n_embed")
+        | named("max_positions:seq_length=2048 norm_epsilon:layer_norm_epsilon=1e-5"),
         fixed={"d_ff": _four_times, "activation": "gelu_tanh", "positions": "alibi", "embedding_norm": True},
         activation=None,
         required={"apply_residual_connection_post_layernorm": False},
@@ -147,10 +135,7 @@ register_decoders(
     Decoder(
         model_type="gpt_neox",
         architecture="GPTNeoX",
-        keys={
-            **sizes("layer_norm_eps", 1e-5),
-            **named("parallel_residual:use_parallel_residual=true attention_bias=true"),
-        },
+        keys=sizes("layer_norm_eps", 1e-5) | named("parallel_residual:use_parallel_residual=true attention_bias=true"),
         activation=activation("hidden_act", "gelu"),
         rope=rope(10000.0, 0.25, _write_neox_rope),
         output="embed_out.weight",
@@ -212,14 +197,9 @@ def _falcon_tensors(config: LanguageModelConfig) -> Tensors:
 register_decoders(
     Decoder(
         model_type="falcon",
-        keys={
-            **sizes("layer_norm_epsilon", 1e-5, 2048),
-            **named(
-                "num_layers:num_hidden_layers,n_layer d_model:hidden_size,n_embed num_heads:num_attention_heads,n_head"
-            ),
-            "attention_bias": Key("bias", False),
-            "d_ff": Key("ffn_hidden_size", _four_times),
-        },
+        keys=sizes("layer_norm_epsilon", 1e-5, 2048)
+        | named("num_layers:num_hidden_layers,n_layer d_model:hidden_size,n_embed num_heads:num_attention_heads,n_head")
+        | {"attention_bias": Key("bias", False), "d_ff": Key("ffn_hidden_size", _four_times)},
         fixed={"feed_forward_bias": lambda fields: fields["attention_bias"]},
         activation=activation("activation", "gelu"),
         rope=rope(10000.0),

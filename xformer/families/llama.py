@@ -104,11 +104,9 @@ _QWEN3 = _LLAMA.variant(
 )
 _SEED_OSS = _LLAMA.variant(
     "seed_oss",
-    keys={
-        **_LLAMA.keys,
-        **heads(head_dim=128),
-        **named("attention_bias=true attention_output_bias:attention_out_bias=false"),
-    },
+    keys=_LLAMA.keys
+    | heads(head_dim=128)
+    | named("attention_bias=true attention_output_bias:attention_out_bias=false"),
     fixed={"norm": "rms"},
 )
 _SMOLLM3 = _LLAMA.variant("smollm3", "SmolLM3", rope=rope(2e6), columns=(Column(_read_smollm3, _write_smollm3),))
@@ -131,21 +129,14 @@ register_decoders(_LLAMA, _MISTRAL, _MINISTRAL, _QWEN2, _QWEN3, _SEED_OSS, _SMOL
 
 _COHERE = Decoder(
     model_type="cohere",
-    keys={
-        **sizes("layer_norm_eps", 1e-5, 8192),
-        "num_key_value_heads": heads()["num_key_value_heads"],
-        **named("attention_bias=false logits_scale:logit_scale=0.0625"),
-    },
+    keys=sizes("layer_norm_eps", 1e-5, 8192)
+    | {"num_key_value_heads": heads()["num_key_value_heads"]}
+    | named("attention_bias=false logits_scale:logit_scale=0.0625"),
     fixed={"norm_bias": False, "parallel_residual": True, "shared_norm": True, "feed_forward_bias": False},
     rope=rope(5e5),
-    required={
-        "use_qk_norm": False,
-        "use_gated_activation": True,
-        "use_parallel_block": True,
-        "position_embedding_type": "rope_gptj",
-        "order_of_interleaved_layers": "local_attn_first",
-        "head_dim": lambda fields: fields["d_model"] // fields["num_heads"],
-    },
+    required={"use_qk_norm": False, "use_gated_activation": True, "use_parallel_block": True}
+    | {"position_embedding_type": "rope_gptj", "order_of_interleaved_layers": "local_attn_first"}
+    | {"head_dim": lambda fields: fields["d_model"] // fields["num_heads"]},
     written={"head_dim": lambda config: config.features_per_head},
     skipped="use_embedding_sharing use_parallel_embedding model_max_length cache_implementation",
 )
@@ -200,13 +191,11 @@ register_decoders(
         rope=rope(10000.0, 1.0, _write_phi3_rope),
         columns=(windows(keys="sliding_window"),),
     ),
-    tensors={
-        **norms_of(),
-        **linear(LAYER + "self_attn.o_proj", OURS + "self_attention.output"),
-        **linear(LAYER + "mlp.down_proj", OURS + "feed_forward.down"),
-        **fused_linear(LAYER + "self_attn.qkv_proj", OURS + "self_attention", "query key value"),
-        **fused_linear(LAYER + "mlp.gate_up_proj", OURS + "feed_forward", "gate up"),
-    },
+    tensors=norms_of()
+    | linear(LAYER + "self_attn.o_proj", OURS + "self_attention.output")
+    | linear(LAYER + "mlp.down_proj", OURS + "feed_forward.down")
+    | fused_linear(LAYER + "self_attn.qkv_proj", OURS + "self_attention", "query key value")
+    | fused_linear(LAYER + "mlp.gate_up_proj", OURS + "feed_forward", "gate up"),
 )
 register_decoders(
     Decoder(
@@ -216,15 +205,13 @@ register_decoders(
         activation=activation("hidden_act", "gelu_new"),
         rope=rope(10000.0, 0.5),
     ),
-    tensors={
-        **attention(LAYER + "self_attn", OURS + "self_attention", "q_proj k_proj v_proj dense"),
-        **affine(LAYER + "self_attn.q_layernorm", OURS + "self_attention.query_norm"),
-        **affine(LAYER + "self_attn.k_layernorm", OURS + "self_attention.key_norm"),
-        **affine(LAYER + "input_layernorm", OURS + "residual.norm"),
-        **feed_forward(LAYER + "mlp", OURS + "feed_forward", "fc1 fc2"),
-        **affine("model.final_layernorm", "norm"),
-        "lm_head.bias": same("output_bias"),
-    },
+    tensors=attention(LAYER + "self_attn", OURS + "self_attention", "q_proj k_proj v_proj dense")
+    | affine(LAYER + "self_attn.q_layernorm", OURS + "self_attention.query_norm")
+    | affine(LAYER + "self_attn.k_layernorm", OURS + "self_attention.key_norm")
+    | affine(LAYER + "input_layernorm", OURS + "residual.norm")
+    | feed_forward(LAYER + "mlp", OURS + "feed_forward", "fc1 fc2")
+    | affine("model.final_layernorm", "norm")
+    | {"lm_head.bias": same("output_bias")},
 )
 
 
@@ -250,11 +237,9 @@ _HELIUM = _ARCEE.variant(
 _ERNIE = _ARCEE.variant(
     "ernie4_5",
     "Ernie4_5",
-    keys={
-        **sizes("rms_norm_eps", 1e-5, 131072),
-        **heads(head_dim=128),
-        **named("attention_bias:use_bias=false feed_forward_bias:use_bias=false"),
-    },
+    keys=sizes("rms_norm_eps", 1e-5, 131072)
+    | heads(head_dim=128)
+    | named("attention_bias:use_bias=false feed_forward_bias:use_bias=false"),
     activation=SWIGLU,
     rope=rope(5e5),
     required={"compression_ratio": 1.0},
@@ -279,12 +264,10 @@ register_decoders(
     Decoder(
         model_type="stablelm",
         architecture="StableLm",
-        keys={
-            **sizes("layer_norm_eps", 1e-5, 4096),
-            **heads(32),
-            **named("attention_bias:use_qkv_bias=false"),
-            **named("parallel_residual:use_parallel_residual=false shared_norm:use_parallel_residual=false"),
-        },
+        keys=sizes("layer_norm_eps", 1e-5, 4096)
+        | heads(32)
+        | named("attention_bias:use_qkv_bias=false")
+        | named("parallel_residual:use_parallel_residual=false shared_norm:use_parallel_residual=false"),
         fixed={"attention_output_bias": False, "feed_forward_bias": False},
         rope=rope(10000.0, 0.25),
         required={"qk_layernorm": False, "head_dim": lambda fields: fields["d_model"] // fields["num_heads"]},
@@ -294,11 +277,9 @@ register_decoders(
 register_decoders(
     Decoder(
         model_type="starcoder2",
-        keys={
-            **sizes("norm_epsilon", 1e-5, 4096),
-            **heads(2),
-            **named("attention_bias:use_bias=true feed_forward_bias:use_bias=true"),
-        },
+        keys=sizes("norm_epsilon", 1e-5, 4096)
+        | heads(2)
+        | named("attention_bias:use_bias=true feed_forward_bias:use_bias=true"),
         activation=activation("hidden_act", "gelu_pytorch_tanh"),
         rope=rope(10000.0),
         columns=(windows(keys="sliding_window"),),
@@ -325,13 +306,8 @@ def _read_exaone4(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any
 _OLMO2 = Decoder(
     model_type="olmo2",
     keys={**sizes("rms_norm_eps", 1e-5, 2048), **heads(), "attention_bias": Key("attention_bias", False)},
-    fixed={
-        "norm": "rms",
-        "norm_position": "output",
-        "feed_forward_bias": False,
-        "qk_norm": True,
-        "qk_norm_all_heads": True,
-    },
+    fixed={"norm": "rms", "norm_position": "output", "feed_forward_bias": False}
+    | {"qk_norm": True, "qk_norm_all_heads": True},
     rope=rope(10000.0),
 )
 _OLMO3 = _OLMO2.variant("olmo3", rope=local_rope(5e5, 5e5), columns=(windows(every_nth_full(4), default=4096),))

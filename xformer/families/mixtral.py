@@ -52,12 +52,10 @@ _DENSE_LAYERS = Column(
 )
 _MIXTRAL = Decoder(
     model_type="mixtral",
-    keys={
-        **sizes("rms_norm_eps", 1e-5, 2048),
-        **heads(8),
-        "d_ff": Key("intermediate_size", write=_expert_d_ff),
-        **named("num_experts:num_local_experts,num_experts=8 num_experts_per_token:num_experts_per_tok=2"),
-    },
+    keys=sizes("rms_norm_eps", 1e-5, 2048)
+    | heads(8)
+    | {"d_ff": Key("intermediate_size", write=_expert_d_ff)}
+    | named("num_experts:num_local_experts,num_experts=8 num_experts_per_token:num_experts_per_tok=2"),
     fixed={"norm": "rms", "attention_bias": False, "feed_forward_bias": False},
     rope=rope(1e6),
     skipped="router_jitter_noise output_router_logits router_aux_loss_coef use_sliding_window max_window_layers",
@@ -65,47 +63,39 @@ _MIXTRAL = Decoder(
 )
 _OLMOE = _MIXTRAL.variant(
     "olmoe",
-    keys={
-        **_MIXTRAL.keys,
-        **heads(),
-        **named("num_experts:num_experts,num_local_experts=64 num_experts_per_token:num_experts_per_tok=8"),
-        **named("normalize_expert_weights:norm_topk_prob=false attention_bias=false"),
-    },
+    keys=_MIXTRAL.keys
+    | heads()
+    | named("num_experts:num_experts,num_local_experts=64 num_experts_per_token:num_experts_per_tok=8")
+    | named("normalize_expert_weights:norm_topk_prob=false attention_bias=false"),
     fixed={"norm": "rms", "feed_forward_bias": False, "qk_norm": True, "qk_norm_all_heads": True},
     rope=rope(1e4),
     columns=(_EXPERTS, NO_WINDOWS),
 )
 _QWEN3 = _OLMOE.variant(
     "qwen3_moe",
-    keys={
-        **_OLMOE.keys,
-        **heads(4),
-        **named("d_ff:intermediate_size norm_epsilon:rms_norm_eps=1e-6 num_experts:num_experts,num_local_experts=128"),
-        "expert_d_ff": Key("moe_intermediate_size", 768, write=_expert_d_ff),
-    },
+    keys=_OLMOE.keys
+    | heads(4)
+    | named("d_ff:intermediate_size norm_epsilon:rms_norm_eps=1e-6 num_experts:num_experts,num_local_experts=128")
+    | {"expert_d_ff": Key("moe_intermediate_size", 768, write=_expert_d_ff)},
     fixed={"norm": "rms", "feed_forward_bias": False, "qk_norm": True},
     columns=(_EXPERTS, _DENSE_LAYERS, windows(default=4096, has_flag=True, keys="sliding_window")),
 )
 _QWEN2 = _QWEN3.variant(
     "qwen2_moe",
-    keys={
-        **_QWEN3.keys,
-        **heads(16),
-        **named("num_experts:num_experts,num_local_experts=60 num_experts_per_token:num_experts_per_tok=4"),
-        **named("shared_expert_d_ff:shared_expert_intermediate_size=5632 attention_bias:qkv_bias=true"),
-        "expert_d_ff": Key("moe_intermediate_size", 1408, write=_expert_d_ff),
-    },
+    keys=_QWEN3.keys
+    | heads(16)
+    | named("num_experts:num_experts,num_local_experts=60 num_experts_per_token:num_experts_per_tok=4")
+    | named("shared_expert_d_ff:shared_expert_intermediate_size=5632 attention_bias:qkv_bias=true")
+    | {"expert_d_ff": Key("moe_intermediate_size", 1408, write=_expert_d_ff)},
     fixed={"norm": "rms", "attention_output_bias": False, "feed_forward_bias": False},
     columns=(_EXPERTS, _DENSE_LAYERS, windows(_qwen2_types, default=4096, has_flag=True)),
 )
 _GPT_OSS = _MIXTRAL.variant(
     "gpt_oss",
-    keys={
-        **_MIXTRAL.keys,
-        **heads(8, 64),
-        **named("num_experts:num_local_experts,num_experts=128 attention_bias=true"),
-        **named("num_experts_per_token:num_experts_per_tok,experts_per_token=4"),
-    },
+    keys=_MIXTRAL.keys
+    | heads(8, 64)
+    | named("num_experts:num_local_experts,num_experts=128 attention_bias=true")
+    | named("num_experts_per_token:num_experts_per_tok,experts_per_token=4"),
     fixed={"norm": "rms", "attention_sinks": True, "router_bias": True},
     activation=gated("swiglu_clamped"),
     rope=rope(150000.0),

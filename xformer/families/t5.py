@@ -80,17 +80,9 @@ _T5 = Table(
         **named("relative_max_distance:relative_attention_max_distance=128"),
     },
     columns=(Column(_read, _write),),
-    fixed={
-        "target_vocab_size": lambda fields: fields["source_vocab_size"],
-        "norm": "rms",
-        "attention_bias": False,
-        "feed_forward_bias": False,
-        "attention_scale": 1.0,
-        "positions": "relative",
-        "scale_embeddings": False,
-        "share_embeddings": True,
-        "dropout": 0.0,
-    },
+    fixed={"target_vocab_size": lambda fields: fields["source_vocab_size"], "norm": "rms", "positions": "relative"}
+    | {"attention_bias": False, "feed_forward_bias": False, "attention_scale": 1.0}
+    | {"scale_embeddings": False, "share_embeddings": True, "dropout": 0.0},
     skipped="n_positions output_past dense_act_fn is_gated_act",
     written={"is_encoder_decoder": True},
 )

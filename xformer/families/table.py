@@ -67,13 +67,13 @@ class Table:
     model_type: str
     architecture: Any = ""
     config_class: Any
-    keys: Mapping[str, Key] = field(default_factory=dict)
-    unwritten: Mapping[str, Key] = field(default_factory=dict)
+    keys: dict[str, Key] = field(default_factory=dict)
+    unwritten: dict[str, Key] = field(default_factory=dict)
     columns: tuple[Column, ...] = ()
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    required: Mapping[str, Any] = field(default_factory=dict)
+    fixed: dict[str, Any] = field(default_factory=dict)
+    required: dict[str, Any] = field(default_factory=dict)
     skipped: str = ""
-    written: Mapping[str, Any] = field(default_factory=dict)
+    written: dict[str, Any] = field(default_factory=dict)
 
     def variant(self, model_type: str, architecture: str = "", **changes: Any) -> Self:
         """Return the table of a similar type."""

@@ -92,14 +92,12 @@ register_tables(
         skipped="encoder_stride",  # masked image modeling only
     ),
     model=ImageEncoder,
-    tensors={
-        **_layers(
-            "vit",
-            "layernorm_before layernorm_after",
-            feed_forward(f"vit{_LAYER[:-1]}", _OURS + "feed_forward", "intermediate.dense output.dense"),
-        ),
-        **linear("vit.pooler.dense", "pooler.linear"),
-    },
+    tensors=_layers(
+        "vit",
+        "layernorm_before layernorm_after",
+        feed_forward(f"vit{_LAYER[:-1]}", _OURS + "feed_forward", "intermediate.dense output.dense"),
+    )
+    | linear("vit.pooler.dense", "pooler.linear"),
     prefix="vit.",
 )
 
@@ -149,12 +147,8 @@ register_tables(
         config_class=ImageEncoderConfig,
         keys={**_KEYS, "attention_bias": Key("qkv_bias", True)},
         columns=(sides(14), LABELS, Column(_read_network, _write_network)),
-        fixed={
-            "attention_output_bias": True,
-            "layer_scale": True,
-            "resize_positions": True,
-            "classify_patches": lambda fields: bool(fields.get("num_labels")),
-        },
+        fixed={"attention_output_bias": True, "layer_scale": True, "resize_positions": True}
+        | {"classify_patches": lambda fields: bool(fields.get("num_labels"))},
         required={"is_causal": False},
         # The first two are for initialization and training, the others for backbones.
         skipped="layerscale_value use_mask_token out_features out_indices stage_names apply_layernorm "
