@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from xformer.families.family import Column, Key, Table, Tensors, register_tables
 from xformer.families.layouts import affine, attention, feed_forward, linear, same, single_row, skip_rows, transposed
-from xformer.families.table import Column, Key, Table, Tensors, register_tables
 from xformer.families.values import activation, named, read_decoder_ids, tied, write_decoder_ids
 from xformer.models import SpeechTransformer, SpeechTransformerConfig, Transformer, TransformerConfig
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xformer.errors import ConfigError
-from xformer.families.config_reader import REQUIRED, ConfigReader
+from xformer.families.family import REQUIRED, Column, ConfigReader, Key, Table, Tensors, TensorTable, register_tables
 from xformer.families.layouts import affine, attention, feed_forward, linear, same, skip_rows
-from xformer.families.table import Column, Key, Table, Tensors, TensorTable, register_tables
 from xformer.families.values import LABELS, activation, has_tensor, named, read_special_ids, sizes, write_special_ids
 from xformer.models import Encoder, EncoderConfig
 

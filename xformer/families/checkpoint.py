@@ -19,8 +19,7 @@ from xformer import io, models, native
 from xformer.backends import Array, Device, DType, dtype_name, resolve, to_host
 from xformer.config import check_bool, check_count
 from xformer.errors import CheckpointError, ConfigError, ShapeError, check_arguments, describe_type, nearest_hint
-from xformer.families.config_reader import ConfigReader
-from xformer.families.family import FAMILIES, Family, family_of
+from xformer.families.family import FAMILIES, ConfigReader, Family, family_of
 from xformer.families.feature_order import with_separate_halves
 from xformer.families.gguf_file import GGUFFile, find_gguf
 from xformer.families.layouts import Layout

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from xformer.errors import ConfigError
-from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Column, ConfigReader, Key, Table, Tensors, register_tables
 from xformer.families.layouts import (
     affine,
     attention,
@@ -18,7 +18,6 @@ from xformer.families.layouts import (
     transposed,
     without_row_axis,
 )
-from xformer.families.table import Column, Key, Table, Tensors, register_tables
 from xformer.families.values import activation, sizes
 from xformer.families.vit import image_keys, sides
 from xformer.models import EncoderConfig, ImageEncoderConfig, ImageTextEncoder, ImageTextEncoderConfig

@@ -6,9 +6,8 @@ from typing import Any
 
 from xformer.errors import CheckpointError
 from xformer.families.bert import SAME_ACTIVATION, EncoderTable, encoder_tensors, masked_lm_head, register_encoder
-from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Column, ConfigReader, Key
 from xformer.families.layouts import affine, linear, same
-from xformer.families.table import Column, Key
 from xformer.families.values import ACTIVATION_NAMES, read_activation, sizes
 from xformer.models import EncoderConfig
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from xformer.families.family import Column, Table, Tensors, TensorTable, register_tables, value_of
 from xformer.families.layouts import affine, attention, feed_forward, same, transposed
-from xformer.families.table import Column, Table, Tensors, TensorTable, register_tables, value_of
 from xformer.families.values import SWIGLU, read_output, write_output
 from xformer.models import LanguageModel, LanguageModelConfig
 

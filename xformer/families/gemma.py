@@ -9,10 +9,9 @@ from dataclasses import fields
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
-from xformer.families.config_reader import REQUIRED, ConfigReader
 from xformer.families.decoder import SANDWICH_NORMS, Decoder, decoder, register_decoders
+from xformer.families.family import REQUIRED, Column, ConfigReader, Key, Table, Tensors, register_tables
 from xformer.families.layouts import attention, feed_forward, plus_one, same, transposed
-from xformer.families.table import Column, Key, Table, Tensors, register_tables
 from xformer.families.values import (
     every_nth_full,
     heads,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.families.config_reader import ConfigReader
 from xformer.families.decoder import Decoder, register_decoders
+from xformer.families.family import Column, ConfigReader, Key, Tensors
 from xformer.families.layouts import (
     affine,
     attention,
@@ -20,7 +20,6 @@ from xformer.families.layouts import (
     same,
     skip_rows,
 )
-from xformer.families.table import Column, Key, Tensors
 from xformer.families.values import SIZES, activation, named, rope, sizes, write_rope
 from xformer.models import LanguageModelConfig
 

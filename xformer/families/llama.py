@@ -11,10 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
-from xformer.families.config_reader import ConfigReader
 from xformer.families.decoder import LAYER, OURS, Decoder, decoder, interleaved_decoder, norms_of, register_decoders
+from xformer.families.family import Column, ConfigReader, Key, Tensors
 from xformer.families.layouts import affine, attention, feed_forward, fused_linear, linear, plus_one, same
-from xformer.families.table import Column, Key, Tensors
 from xformer.families.values import (
     NO_WINDOWS,
     SWIGLU,

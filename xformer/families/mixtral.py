@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
-from xformer.families.config_reader import ConfigReader
 from xformer.families.decoder import LAYER, OURS, Decoder, decoder, register_decoders
+from xformer.families.family import Column, ConfigReader, Key, Tensors
 from xformer.families.layouts import same, stacked_experts, transposed
-from xformer.families.table import Column, Key, Tensors
 from xformer.families.values import NO_WINDOWS, every_nth_full, gated, heads, named, rope, sizes, windows
 from xformer.models import LanguageModelConfig
 

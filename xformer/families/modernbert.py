@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.families.bert import EncoderTable, register_encoder
-from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Column, ConfigReader, Key, Tensors
 from xformer.families.layouts import affine, fused_linear, linear, same
-from xformer.families.table import Column, Key, Tensors
 from xformer.families.values import ACTIVATION_NAMES, activation, local_rope, read_activation, sizes, write_windows
 from xformer.models import EncoderConfig
 from xformer.models.config import LAYER_TYPES

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.errors import check_choice
-from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Column, ConfigReader, Key, Table, Tensors, register_tables
 from xformer.families.layouts import attention, feed_forward, same, transposed
-from xformer.families.table import Column, Key, Table, Tensors, register_tables
 from xformer.families.values import named, read_decoder_ids, write_decoder_ids
 from xformer.models import Transformer, TransformerConfig
 from xformer.models.config import GATED

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
-from xformer.families.config_reader import REQUIRED, ConfigReader
-from xformer.families.table import Column, Key
+from xformer.families.family import REQUIRED, Column, ConfigReader, Key
 from xformer.models import EncoderConfig, ImageEncoderConfig, LanguageModelConfig, ModelConfig, TransformerConfig
 from xformer.models.config import GATED, LAYER_TYPES, PROBLEM_TYPES
 

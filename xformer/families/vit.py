@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
-from xformer.families.config_reader import ConfigReader
+from xformer.families.family import Column, ConfigReader, Key, Table, Tensors, register_tables
 from xformer.families.layouts import affine, attention, feed_forward, fused_linear, linear, same, single_row
-from xformer.families.table import Column, Key, Table, Tensors, register_tables
 from xformer.families.values import LABELS, activation, has_tensor, read_activation, sizes, write_activation
 from xformer.models import ImageEncoder, ImageEncoderConfig
 
