@@ -215,15 +215,11 @@ def check_heads(d_model: int, num_heads: int, num_key_value_heads: int, head_dim
     if head_dim is not None:
         check_count("head_dim", head_dim)
     if head_dim is None and d_model % num_heads:
-        raise ConfigError(
-            f"d_model {d_model} is not divisible by num_heads {num_heads}; "
-            f"choose e.g. d_model {num_heads * max(1, round(d_model / num_heads))} or another num_heads"
-        )
+        hint = f"choose e.g. d_model {num_heads * max(1, round(d_model / num_heads))} or another num_heads"
+        raise ConfigError(f"d_model {d_model} is not divisible by num_heads {num_heads}; {hint}")
     if num_heads % num_key_value_heads:
-        raise ConfigError(
-            f"num_heads {num_heads} is not divisible by num_key_value_heads {num_key_value_heads}; "
-            "expected groups of query heads of equal size"
-        )
+        received = f"num_heads {num_heads} is not divisible by num_key_value_heads {num_key_value_heads}"
+        raise ConfigError(f"{received}; expected groups of query heads of equal size")
 
 
 def check_count(name: str, value: Any, at_least: int = 1) -> None:

@@ -463,9 +463,8 @@ class MPICommunicator(Communicator):
             self._mpi = importlib.import_module("mpi4py.MPI")
         except (ImportError, RuntimeError) as error:  # mpi4py raises a RuntimeError if it finds no MPI library
             hint = how_to_install("mpi4py")
-            raise BackendError(
-                f"mpi4py cannot be loaded ({error}); {hint}, and an MPI library: pip install mpich"
-            ) from error
+            problem = f"mpi4py cannot be loaded ({error})"
+            raise BackendError(f"{problem}; {hint}, and an MPI library: pip install mpich") from error
         self._comm = self._mpi.COMM_WORLD.Dup()
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
 

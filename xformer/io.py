@@ -54,9 +54,8 @@ def check_no_overwrite(output: StrPath, protected: Iterable[StrPath | int], name
             status = os.stat(file)
             if stat.S_ISREG(status.st_mode) and os.path.samestat(status, os.stat(output)):
                 path = "standard input" if isinstance(file, int) else file
-                raise ConfigError(
-                    f"{name} {output} would replace {path}, which is read or belongs to the run; choose another name"
-                )
+                problem = f"{name} {output} would replace {path}, which is read or belongs to the run"
+                raise ConfigError(f"{problem}; choose another name")
 
 
 _PARTIAL = ".partial"  # end of the names of temporary files
@@ -208,9 +207,8 @@ def lock_directory(directory: Path, activity: str = "training") -> Iterator[None
                 msvcrt: Any = importlib.import_module("msvcrt")
                 msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
         except (BlockingIOError, PermissionError):
-            raise CheckpointError(
-                f"another process is {activity} in {directory}; stop it first, or choose another directory"
-            ) from None
+            problem = f"another process is {activity} in {directory}"
+            raise CheckpointError(f"{problem}; stop it first, or choose another directory") from None
         except OSError:  # some network file systems have no locks
             pass
         _locked.add(directory)
@@ -260,9 +258,8 @@ def read_json(path: StrPath, description: str) -> dict[str, Any]:
         raise CheckpointError(f"cannot read {description} {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         check_no_lfs_pointer(path)
-        raise CheckpointError(
-            f"{description} {path} is not valid JSON ({error}); the file is truncated or in another format"
-        ) from error
+        problem = f"{description} {path} is not valid JSON ({error})"
+        raise CheckpointError(f"{problem}; the file is truncated or in another format") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{description} {path} contains {describe_type(value)}; expected a JSON object")
     return value
@@ -412,10 +409,8 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[dict[str, Entry], dict[str
             raise ValueError(f"it has {size:,} bytes; expected {end:,}")
     except (ValueError, RecursionError) as error:
         check_no_lfs_pointer(path)
-        raise CheckpointError(
-            f"{path} is not a valid safetensors file ({abbreviate(str(error), 300)}); it is truncated or in another "
-            "format; use another copy"
-        ) from error
+        problem = f"{path} is not a valid safetensors file ({abbreviate(str(error), 300)})"
+        raise CheckpointError(f"{problem}; it is truncated or in another format; use another copy") from error
     return entries, metadata
 
 
@@ -499,9 +494,8 @@ def _pack(path: StrPath, name: str, array: Array) -> Any:
     """Return a contiguous little-endian NumPy array of the same dtype, also for bfloat16, which to_host upcasts."""
     host = np.asarray(to_host(array), order="C")
     if host.dtype.name not in _CODES:
-        raise CheckpointError(
-            f"cannot write {path}: {name} has dtype {host.dtype.name}; expected one of {', '.join(_CODES)}"
-        )
+        received = f"cannot write {path}: {name} has dtype {host.dtype.name}"
+        raise CheckpointError(f"{received}; expected one of {', '.join(_CODES)}")
     if dtype_name(array.dtype) == "bfloat16":
         # Without ml_dtypes NumPy has no bfloat16; the file then holds the same values in float32.
         with contextlib.suppress(BackendError):

@@ -87,9 +87,8 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__fields__:
-            raise AttributeError(
-                f"{type(self).__name__} has no field {name!r}; annotate it in the class, as `{name}: ...`"
-            )
+            problem = f"{type(self).__name__} has no field {name!r}"
+            raise AttributeError(f"{problem}; annotate it in the class, as `{name}: ...`")
         if id(self) not in _UNDER_CONSTRUCTION:
             hint = f"xf.tree.with_fields(module, {name}=...) returns a changed copy"
             raise AttributeError(f"{type(self).__name__}.{name} cannot be set; {hint}")
@@ -98,9 +97,8 @@ class Module:
             raise ConfigError(f"{type(self).__name__} got {name}={value!r}; expected an instance of {expected}")
         if not isinstance(value, Module) and not is_array(value) and hasattr(value, "state_dict"):
             received = f"{type(value).__module__}.{type(value).__name__}"
-            raise ConfigError(
-                f"{type(self).__name__}.{name} is a {received}; expected a layer of xformer, such as xf.Linear"
-            )
+            problem = f"{type(self).__name__}.{name} is a {received}"
+            raise ConfigError(f"{problem}; expected a layer of xformer, such as xf.Linear")
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:

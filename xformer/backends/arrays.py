@@ -45,10 +45,8 @@ def as_array(data: Any, like: Array, subject: str) -> Array:
     if library == expected:
         check_same_device((like, data))
     elif library != "numpy":
-        raise BackendError(
-            f"{subject} an array of {library} and the model one of {expected}; expected an array of that library, "
-            "a NumPy array or nested lists"
-        )
+        received = f"{subject} an array of {library} and the model one of {expected}"
+        raise BackendError(f"{received}; expected an array of that library, a NumPy array or nested lists")
     return data
 
 
@@ -99,9 +97,8 @@ def check_same_device(arrays: Sequence[Array | None]) -> None:
         return
     names = dict.fromkeys(str(other) for other in devices if other is not None)
     if len(names) > 1:
-        raise BackendError(
-            f"arrays on different devices were mixed: {', '.join(names)}; move one over with model.to(device=...)"
-        )
+        problem = f"arrays on different devices were mixed: {', '.join(names)}"
+        raise BackendError(f"{problem}; move one over with model.to(device=...)")
 
 
 CHECKED_CLASSES: set[type] = set()  # of arrays that compute as their library does

@@ -663,14 +663,12 @@ def _namespace_of_new_type(array: Any) -> Namespace:
     elif not isinstance(array, type) and array_api_compat.is_array_api_obj(array):  # e.g. of Dask
         namespace = resolve(array_api_compat.array_namespace(array))
     else:
-        raise BackendError(
-            f"got a {cls.__module__}.{cls.__name__}; expected an array of {', '.join(BACKENDS)}; use xp.asarray"
-        )
+        received = f"got a {cls.__module__}.{cls.__name__}"
+        raise BackendError(f"{received}; expected an array of {', '.join(BACKENDS)}; use xp.asarray")
     if isinstance(array, np.ndarray) and cls not in (np.ndarray, np.memmap) and namespace.name == "numpy":
-        raise BackendError(
-            f"an array is a {cls.__module__}.{cls.__name__}, whose functions may compute something else; expected "
-            "a plain numpy.ndarray: pass np.asarray(x), or x.filled(value) for a masked array"
-        )
+        received = f"an array is a {cls.__module__}.{cls.__name__}, whose functions may compute something else"
+        expected = "expected a plain numpy.ndarray: pass np.asarray(x), or x.filled(value) for a masked array"
+        raise BackendError(f"{received}; {expected}")
     NAMESPACE_OF_TYPE[cls] = namespace
     return namespace
 
@@ -679,9 +677,8 @@ def _innermost(first: Namespace, second: Namespace) -> Namespace:
     """Choose the inner one of two traces of a library, or the one that records; two libraries cannot be mixed."""
     names = first.library.name, second.library.name
     if names[0] != names[1]:
-        raise BackendError(
-            f"arrays of {names[0]} and {names[1]} were mixed; move one over, e.g. model.to(xp) or xp.asarray(...)"
-        )
+        problem = f"arrays of {names[0]} and {names[1]} were mixed"
+        raise BackendError(f"{problem}; move one over, e.g. model.to(xp) or xp.asarray(...)")
     is_inner = (second.trace_level, second.is_trace) > (first.trace_level, first.is_trace)
     return second if is_inner else first
 

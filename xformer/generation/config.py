@@ -190,10 +190,9 @@ class GenerationConfig(Config):
                 received = f"num_beams is {self.num_beams} and sampling is requested"
                 raise ConfigError(f"{received}; expected one or the other: omit num_beams, or set do_sample=False")
         elif self.num_return_sequences > self.num_beams and not (self.do_sample and self.num_beams == 1):
-            raise ConfigError(
-                f"num_return_sequences {self.num_return_sequences} is above num_beams {self.num_beams}; expected at "
-                f"most one output per beam, e.g. num_beams={self.num_return_sequences}"
-            )
+            problem = f"num_return_sequences {self.num_return_sequences} is above num_beams {self.num_beams}"
+            expected = f"expected at most one output per beam, e.g. num_beams={self.num_return_sequences}"
+            raise ConfigError(f"{problem}; {expected}")
         if self.num_beams % self.num_beam_groups:
             multiple = self.num_beam_groups * math.ceil(self.num_beams / self.num_beam_groups)
             received = f"num_beam_groups {self.num_beam_groups} does not divide num_beams {self.num_beams}"

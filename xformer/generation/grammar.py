@@ -69,9 +69,8 @@ class Grammar:
         given = {"json_schema": json_schema, "regex": regex, "lark": lark}
         names = [name for name, value in given.items() if value is not None]
         if len(names) != 1:
-            raise ConfigError(
-                f"a grammar has {', '.join(names) or 'none'} of json_schema, regex and lark; expected one"
-            )
+            received = f"a grammar has {', '.join(names) or 'none'} of json_schema, regex and lark"
+            raise ConfigError(f"{received}; expected one")
         guidance = require("llguidance")
         ends = integers("eos_id", [eos_id] if np.isscalar(eos_id) else eos_id)
         if not ends or not all(0 <= end < len(tokens) for end in ends):

@@ -123,9 +123,8 @@ def processor_of(function: Any) -> Processor:
         shape, logits = logits.shape, function(*rows.on_device(logits), logits, **options(rows))
         if getattr(logits, "shape", None) != shape:
             returned = f"shape {tuple(logits.shape)}" if hasattr(logits, "shape") else repr(logits)
-            raise ShapeError(
-                f"logits processor {_name_of(function)} returned {returned}; expected logits {tuple(shape)}"
-            )
+            received = f"logits processor {_name_of(function)} returned {returned}"
+            raise ShapeError(f"{received}; expected logits {tuple(shape)}")
         return logits
 
     return processor
@@ -139,9 +138,8 @@ def criterion_of(function: Any) -> Criterion:
         flags, num_rows = function(*rows.on_device(like), **options(rows)), len(rows.lengths)
         found = to_host(flags).tolist() if hasattr(flags, "shape") else flags
         if not isinstance(found, list) or len(found) != num_rows or any(isinstance(x, list) for x in found):
-            raise ShapeError(
-                f"stopping criterion {_name_of(function)} returned {flags!r}; expected one bool per row ({num_rows})"
-            )
+            received = f"stopping criterion {_name_of(function)} returned {flags!r}"
+            raise ShapeError(f"{received}; expected one bool per row ({num_rows})")
         return list(map(bool, found))
 
     return criterion
@@ -163,9 +161,8 @@ def _check_function(function: Any, subject: str, *names: str) -> Callable[[Rows]
     try:
         signature.bind(*names, **({"rows": None} if takes_rows else {}))
     except TypeError as error:
-        raise ConfigError(
-            f"{subject} {_name_of(function)} has the parameters {signature}; expected ({', '.join(names)})"
-        ) from error
+        received = f"{subject} {_name_of(function)} has the parameters {signature}"
+        raise ConfigError(f"{received}; expected ({', '.join(names)})") from error
     return lambda rows: {"rows": rows} if takes_rows else {}
 
 

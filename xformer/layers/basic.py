@@ -111,9 +111,8 @@ def initializer(init: Init) -> Initializer:
         ConfigError: If `init` is None: equal default seeds would give equal parameters to several layers.
     """
     if init is None:
-        raise ConfigError(
-            "init is missing; pass a seed, e.g. init=0, another one for each layer, or one Initializer to all layers"
-        )
+        hint = "pass a seed, e.g. init=0, another one for each layer, or one Initializer to all layers"
+        raise ConfigError(f"init is missing; {hint}")
     return init if isinstance(init, Initializer) else Initializer(seed=init)
 
 

@@ -462,9 +462,8 @@ def _longrope_frequencies(frequencies: Any, scaling: dict[str, Any], length: int
     positions = scaling["original_max_position_embeddings"]
     factors = scaling["long_factor" if length > positions else "short_factor"]
     if len(factors) != len(frequencies):
-        raise ConfigError(
-            f"rope_scaling has {len(factors)} factors; expected {len(frequencies)}, one for every two rotated features"
-        )
+        received = f"rope_scaling has {len(factors)} factors"
+        raise ConfigError(f"{received}; expected {len(frequencies)}, one for every two rotated features")
     attention_factor = scaling.get("attention_factor")
     if attention_factor is None:
         factor = scaling["factor"]

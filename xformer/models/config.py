@@ -26,9 +26,8 @@ _MAX_ROTARY = 65_536  # features of a head, far above any model: making a model 
 def _check_layers(name: str, layers: Any, num_layers: int) -> None:
     """Raise ConfigError unless a field has indices of layers."""
     if not isinstance(layers, tuple) or not all(type(each) is int and 0 <= each < num_layers for each in layers):
-        raise ConfigError(
-            f"{name} is {layers!r}; expected indices of layers, from 0 to num_layers - 1, {num_layers - 1}"
-        )
+        received = f"{name} is {layers!r}"
+        raise ConfigError(f"{received}; expected indices of layers, from 0 to num_layers - 1, {num_layers - 1}")
 
 
 class _AttentionFields(Config):
@@ -204,9 +203,8 @@ class _PositionFields(_AttentionFields):
         features, rotated = self.features_per_head, int(self.features_per_head * self.rotary_fraction)
         if self.positions == "rotary" and (features % 2 or features > _MAX_ROTARY):
             name = "d_model / num_heads" if self.head_dim is None else "head_dim"
-            raise ConfigError(
-                f"{name} is {features}; positions 'rotary' expects an even number of at most {_MAX_ROTARY}"
-            )
+            problem = f"{name} is {features}"
+            raise ConfigError(f"{problem}; positions 'rotary' expects an even number of at most {_MAX_ROTARY}")
         if self.positions == "rotary" and rotated % 2:
             received = f"rotary_fraction is {self.rotary_fraction} and rotates {rotated} of {features} features"
             raise ConfigError(f"{received}; expected an even number")

@@ -205,9 +205,8 @@ class LanguageModel(BaseModel, init=False):
 
     def _check_output(self) -> None:
         if not self.config.has_output:
-            raise ConfigError(
-                "the model has no output matrix, as its checkpoint has none; use an Embedder, or model.states(tokens)"
-            )
+            problem = "the model has no output matrix, as its checkpoint has none"
+            raise ConfigError(f"{problem}; use an Embedder, or model.states(tokens)")
 
     def _unembed(self, x: Array) -> Array:
         """Return the logits of states."""

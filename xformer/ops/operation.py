@@ -135,9 +135,8 @@ class Signature:
                 own_kind, dtype = (known.get(dtype) if known else None) or _kind_and_name(dtype)
             except AttributeError:
                 received = describe_type(array)
-                raise ShapeError(
-                    f"{operation} got {received} as {name}; expected an array of shape {argument.expected()}"
-                ) from None
+                problem = f"{operation} got {received} as {name}"
+                raise ShapeError(f"{problem}; expected an array of shape {argument.expected()}") from None
             if own_kind != kind and not (kind == "real" and own_kind in ("float", "int")):
                 hint = _BOOL_HINT if kind == "bool" else ""
                 raise ShapeError(f"{operation} got {name} of dtype {dtype}; expected {_KINDS[kind]}{hint}")
@@ -146,10 +145,8 @@ class Signature:
             if is_broadcast:
                 target = (*(sizes[more] if more else ()), *map(sizes.__getitem__, names))
                 if tuple(shape) != target and not _broadcasts(shape, target):
-                    raise ShapeError(
-                        f"{operation} got {name} of shape {tuple(shape)}; expected a shape that broadcasts to "
-                        f"{argument.expected()}, here {target}"
-                    )
+                    expected = f"expected a shape that broadcasts to {argument.expected()}, here {target}"
+                    raise ShapeError(f"{operation} got {name} of shape {tuple(shape)}; {expected}")
                 continue
             extra = len(shape) - len(names)
             if extra < 0 or (extra and not more):
@@ -241,9 +238,8 @@ def _check_range(operation: str, name: str, bound: str, size: int, array: Any) -
     array = xp.astype(array, xp.index_dtype, copy=False)  # torch has no minimum of most unsigned integers
     lowest, highest = int(xp.min(array)), int(xp.max(array))
     if lowest < 0 or highest >= size:
-        raise DataError(
-            f"{operation} got {name} from {lowest} to {highest}; expected 0 to {size - 1}, as {bound} is {size}"
-        )
+        received = f"{operation} got {name} from {lowest} to {highest}"
+        raise DataError(f"{received}; expected 0 to {size - 1}, as {bound} is {size}")
 
 
 # --- operations and kernels -------------------------------------------------------------------------------------------
@@ -556,9 +552,8 @@ def _mode() -> str:
     mode = env_value("XFORMER_KERNELS", "auto")
     if mode not in ("auto", "portable") and not {*mode.split(",")} <= {"no-native", "no-cudnn"}:
         clear_cache()  # so that a corrected value is read
-        raise ConfigError(
-            f"XFORMER_KERNELS is {mode!r}; expected 'auto', 'portable', 'no-native', 'no-cudnn' or 'no-native,no-cudnn'"
-        )
+        received = f"XFORMER_KERNELS is {mode!r}"
+        raise ConfigError(f"{received}; expected 'auto', 'portable', 'no-native', 'no-cudnn' or 'no-native,no-cudnn'")
     return mode
 
 
@@ -617,9 +612,8 @@ def explain(call: str | Callable[[], Any], *arrays: Any, save: bool = False, **o
             kernel = operation.select(library, arrays, options, dtype, save=save)
             lines = [*operation._describe(kernel, library, arrays, options, dtype, save)]
     except TypeError as error:
-        raise ConfigError(
-            f"explain({call!r}) got the options {', '.join(options) or 'none'}; expected {', '.join(known) or 'none'}"
-        ) from error
+        received = f"explain({call!r}) got the options {', '.join(options) or 'none'}"
+        raise ConfigError(f"{received}; expected {', '.join(known) or 'none'}") from error
     if "in float32" in kernel.name:
         lines.append(explain(call, *_upcast(library, arrays), save=save, **options))
     return "\n".join(lines)

@@ -157,10 +157,8 @@ def cross_entropy(
     labels = to_library_of(labels, logits, "labels are")
     xp = array_namespace(logits, labels)
     if labels.shape == logits.shape:
-        raise ShapeError(
-            f"labels have the shape of the logits, {tuple(labels.shape)}; expected class indices, e.g. "
-            "xp.argmax(labels, axis=-1) of one-hot labels"
-        )
+        received = f"labels have the shape of the logits, {tuple(labels.shape)}"
+        raise ShapeError(f"{received}; expected class indices, e.g. xp.argmax(labels, axis=-1) of one-hot labels")
     if is_integer(getattr(labels, "dtype", None)):
         labels = xp.astype(labels, xp.index_dtype, copy=False)  # uint8 cannot hold the ids of a large vocabulary
         if pad_id is not None and not 0 <= pad_id < logits.shape[-1]:  # no token, such as -100, so it has no logit

@@ -57,9 +57,8 @@ class ParallelCorpus:
             received = f"source has {len(self.source)} lines and target {len(self.target)}"
             raise DataError(f"{received}; expected one target for each source")
         if self.line_numbers and len(self.line_numbers) != len(self.source):
-            raise DataError(
-                f"got {len(self.line_numbers)} line numbers for {len(self.source)} pairs; expected one each"
-            )
+            problem = f"got {len(self.line_numbers)} line numbers for {len(self.source)} pairs"
+            raise DataError(f"{problem}; expected one each")
 
     def __len__(self) -> int:
         return len(self.source)
@@ -312,9 +311,8 @@ class ParallelFiles:
                 part = chunk.select(list(itertools.compress(nonblank, mask)))
                 yield replace(part, num_dropped=len(chunk) - len(nonblank))
             if not num_pairs:
-                raise DataError(
-                    f"{names[0]} and {names[1]} have no line with text on both sides; expected one sentence per line"
-                )
+                received = f"{names[0]} and {names[1]} have no line with text on both sides"
+                raise DataError(f"{received}; expected one sentence per line")
 
 
 def _read_chunks(names: tuple[str, str], max_characters: int) -> Iterator[ParallelCorpus]:

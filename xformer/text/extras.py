@@ -20,9 +20,8 @@ def require(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise MissingPackageError(
-            f"the package {package!r} cannot be imported ({error}); {how_to_install(package)}"
-        ) from error
+        problem = f"the package {package!r} cannot be imported ({error})"
+        raise MissingPackageError(f"{problem}; {how_to_install(package)}") from error
 
 
 @contextlib.contextmanager

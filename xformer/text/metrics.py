@@ -152,9 +152,8 @@ def _reference_streams(hypotheses: Sequence[str], references: References) -> lis
     if isinstance(references, str | dict | type) or not hasattr(references, "__len__"):
         raise DataError("references is no list; expected a list of lines, or several of them")
     if not len(hypotheses) or not len(references):
-        raise DataError(
-            f"got {len(hypotheses)} hypotheses and {len(references)} references; expected at least one of each"
-        )
+        problem = f"got {len(hypotheses)} hypotheses and {len(references)} references"
+        raise DataError(f"{problem}; expected at least one of each")
     if isinstance(references[0], str):
         references = [cast("Sequence[str]", references)]
     for stream in references:

@@ -245,10 +245,9 @@ class _Block:
         """Return the full name of an activation that a layer is about to give, if the block sees it."""
         prefixes = [prefix for prefix, each in self._models if module is each or _is_traced_copy(module, each)]
         if len(prefixes) > 1:
-            raise ConfigError(
-                f"a called {type(module).__name__} may be {' or '.join(map(repr, prefixes))} of the model; pass one of "
-                "them to the block, or open it in the function that is differentiated or compiled"
-            )
+            problem = f"a called {type(module).__name__} may be {' or '.join(map(repr, prefixes))} of the model"
+            hint = "pass one of them to the block, or open it in the function that is differentiated or compiled"
+            raise ConfigError(f"{problem}; {hint}")
         for prefix in prefixes:
             self._enter(module, prefix)
         names = self._layers.get(module)

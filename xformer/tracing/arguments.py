@@ -140,15 +140,11 @@ def check_hashable(value: Any) -> None:
     try:
         hash(value)
     except TypeError as error:
-        raise JitError(
-            f"an argument of a function for jit has type {type(value).__name__}; expected Modules, arrays, "
-            "hashable values, and tuples, lists and dicts of them"
-        ) from error
+        expected = "expected Modules, arrays, hashable values, and tuples, lists and dicts of them"
+        raise JitError(f"an argument of a function for jit has type {type(value).__name__}; {expected}") from error
     if hides_arrays(value):
-        raise JitError(
-            f"an argument of a function for jit is {describe_type(value)} with arrays in its attributes; pass its "
-            "arrays, or a tuple or dict of them"
-        )
+        problem = f"an argument of a function for jit is {describe_type(value)} with arrays in its attributes"
+        raise JitError(f"{problem}; pass its arrays, or a tuple or dict of them")
 
 
 def has_identity_hash(value: Any) -> bool:

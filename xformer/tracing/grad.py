@@ -109,9 +109,8 @@ def value_and_grad(
         others = flatten((args, keywords))[0] if written else ()
         for array, value in written:
             if sum(trace.share_memory(array, other) for other in others) > 1:
-                raise DifferentiationError(
-                    "the function writes into an argument that shares memory with another one; pass a copy of one"
-                )
+                problem = "the function writes into an argument that shares memory with another one"
+                raise DifferentiationError(f"{problem}; pass a copy of one")
             array[...] = value
         return unwrapped, rebuild(gradient, keep=False)
 
@@ -128,10 +127,8 @@ def _base_of(leaves: Sequence[Any], value: Any) -> Any:
         if len(libraries) < 2:
             raise
         (first, name), (second, other), *_ = libraries.items()
-        raise BackendError(
-            f"{name} is an array of {first}, and {other} of {second}; pass one init= to all layers, also to norms, or "
-            "use model.to(xp)"
-        ) from None
+        problem = f"{name} is an array of {first}, and {other} of {second}"
+        raise BackendError(f"{problem}; pass one init= to all layers, also to norms, or use model.to(xp)") from None
 
 
 def selected_arguments(args: tuple[Any, ...], argnums: Positions) -> Any:
@@ -142,10 +139,8 @@ def selected_arguments(args: tuple[Any, ...], argnums: Positions) -> Any:
             return value if isinstance(value, Module) else as_argument(value, argnums)
         positions = [range(len(args))[position] for position in argnums]
     except (IndexError, TypeError):
-        raise ConfigError(
-            f"argnums is {argnums!r}, but the function got {len(args)} positional arguments; pass the arguments to "
-            "differentiate by position"
-        ) from None
+        problem = f"argnums is {argnums!r}, but the function got {len(args)} positional arguments"
+        raise ConfigError(f"{problem}; pass the arguments to differentiate by position") from None
     if len(set(positions)) < len(positions):
         raise ConfigError(f"argnums is {argnums!r} and names an argument twice; expected each position once")
     return tuple(as_argument(args[position], position) for position in positions)
@@ -171,10 +166,8 @@ def as_argument(value: Any, position: int | None = None) -> Any:
     except ValueError:  # NumPy's, for rows that differ in length
         changed = None
     if position is not None and (changed is None or not flatten(changed)[0]):
-        raise ShapeError(
-            f"argument {position} is {describe_type(value)}; expected a floating array, a float, a list of floats, or "
-            "a tree of them"
-        )
+        received = f"argument {position} is {describe_type(value)}"
+        raise ShapeError(f"{received}; expected a floating array, a float, a list of floats, or a tree of them")
     return changed
 
 
@@ -458,9 +451,8 @@ def _leaves_of(trace: GradTrace, arrays: list[Any], frozen: Collection[int] = ()
         raise ConfigError("all arrays are frozen; expected at least one parameter: use xformer.unfreeze")
     if not trace.tape:
         dtypes = ", ".join(sorted({dtype_name(array.dtype) for array in arrays}))
-        raise ShapeError(
-            f"there are only arrays of {dtypes} to differentiate; expected floats of 16 to 64 bits: 1.0 for 1"
-        )
+        received = f"there are only arrays of {dtypes} to differentiate"
+        raise ShapeError(f"{received}; expected floats of 16 to 64 bits: 1.0 for 1")
     return traced, [_Input(tracer._index, tracer._value) for tracer in traced]
 
 
@@ -468,10 +460,8 @@ def _check_scalar(value: Any) -> None:
     if not is_array(value):
         raise ShapeError(f"the function returned {describe_type(value)}; expected a floating scalar array")
     if tuple(value.shape) != () or not is_floating(value.dtype):
-        raise ShapeError(
-            f"the function returned {dtype_name(value.dtype)} of shape {tuple(value.shape)}; "
-            "expected a floating scalar, e.g. take the mean or the sum"
-        )
+        received = f"the function returned {dtype_name(value.dtype)} of shape {tuple(value.shape)}"
+        raise ShapeError(f"{received}; expected a floating scalar, e.g. take the mean or the sum")
 
 
 # --- the backward pass ------------------------------------------------------------------------------------------------

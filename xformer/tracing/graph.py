@@ -213,10 +213,8 @@ class GraphTrace(Trace):
             raise self.ended("read")
         if use == WRITE:
             raise JitError(f"{WRITE}, which later runs would not repeat; {CREATE}")
-        raise JitError(
-            f"{use} reads values of a traced array on the host, which may differ in the next call; use functions of "
-            "array_namespace(x), or pass the number as an argument of the function"
-        )
+        hint = "use functions of array_namespace(x), or pass the number as an argument of the function"
+        raise JitError(f"{use} reads values of a traced array on the host, which may differ in the next call; {hint}")
 
     def _constant(self, array: Any) -> Any:
         """Return a plain array as it is now, whatever the function writes into it later."""
@@ -271,9 +269,8 @@ class GraphTrace(Trace):
         """Return an index with plain integer arrays."""
         for item in key if isinstance(key, tuple) else (key,):
             if type(item) is Tracer and item.dtype == np.bool_ and item._origin is not PLAIN:
-                raise JitError(
-                    "the function indexes with a boolean array, so a size depends on values; use xp.where(mask, x, 0)"
-                )
+                problem = "the function indexes with a boolean array, so a size depends on values"
+                raise JitError(f"{problem}; use xp.where(mask, x, 0)")
         return self.unwrap(key)
 
     # --- functions ------------------------------------------------------------------------------------------------

@@ -242,10 +242,8 @@ class GradTrace(record.Trace):
         is_number = use in ("bool", "float", "int", "complex", "operator.index")
         if use != "bool" and x._index >= 0:
             if not is_number:
-                raise DifferentiationError(
-                    f"{use} of a traced array has no derivative rule; compose it of others, or see 'Derivatives of "
-                    "your own' in docs/how-to/differentiate.md"
-                )
+                remedy = "compose it of others, or see 'Derivatives of your own' in docs/how-to/differentiate.md"
+                raise DifferentiationError(f"{use} of a traced array has no derivative rule; {remedy}")
             raise DifferentiationError(
                 f"{use}(x) of a traced array, as in math.sin(x), or in y[i] = x with a plain array y, would lose its "
                 f"gradient; use np.sin(x), {CREATE}, or use {use}(xformer.stop_gradient(x))"
@@ -283,19 +281,15 @@ class GradTrace(record.Trace):
         if new._namespace is not self:
             raise DifferentiationError(WRITES_OUTER)
         if not getattr(getattr(value_of(x), "flags", None), "writeable", True):
-            raise DifferentiationError(
-                "an array was written that is read-only, or that vjp needs unchanged until its pullback; write into a "
-                "copy: xp.asarray(x, copy=True)"
-            )
+            problem = "an array was written that is read-only, or that vjp needs unchanged until its pullback"
+            raise DifferentiationError(f"{problem}; write into a copy: xp.asarray(x, copy=True)")
         chain = self._sources_of(x)
         owner = chain[-1]
         if owner._origin is PLAIN:
             is_in_program = self.base.is_trace and not isinstance(self.base, GradTrace)
             if new._index >= 0 or (is_in_program and type(x._value) is not Tracer):  # an array that is not its argument
-                raise DifferentiationError(
-                    "traced values were written into the memory of a plain array; write into a copy: "
-                    "xp.asarray(x, copy=True)"
-                )
+                problem = "traced values were written into the memory of a plain array"
+                raise DifferentiationError(f"{problem}; write into a copy: xp.asarray(x, copy=True)")
             x._value[...] = new._value
             return
         views = list(self._views_of(owner))
@@ -380,9 +374,8 @@ class GradTrace(record.Trace):
         dtype = operation.signature.check(operation.name, values)
         kernel = operation.select(self.base, values, options, dtype, save=True)
         if kernel.vjp is None:  # raise before computing, since such operations may work in place
-            raise DifferentiationError(
-                f"{operation.name} has no derivative; call it outside the differentiated function"
-            )
+            problem = f"{operation.name} has no derivative"
+            raise DifferentiationError(f"{problem}; call it outside the differentiated function")
         output, residuals = kernel.forward(*values, save=True, **options)
         record = self.record_outputs if isinstance(output, tuple) else self.record
         return record(output, _pull, parents, (kernel.vjp, residuals, tuple(needs), options))

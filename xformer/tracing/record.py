@@ -62,9 +62,8 @@ class Trace:
         except AttributeError as error:
             if name not in hints.ARRAYS or isinstance(error, NoRuleError):
                 raise
-            raise AttributeError(
-                f"the namespace of {self.base.name} has no function {name!r}; {hints.ARRAYS[name]}"
-            ) from None
+            problem = f"the namespace of {self.base.name} has no function {name!r}"
+            raise AttributeError(f"{problem}; {hints.ARRAYS[name]}") from None
         setattr(self, name, value)
         return value
 

@@ -130,10 +130,8 @@ class Tracer:
         if not any(_depends(value) for value in values):  # such as torch.zeros(n)
             return function(*map(_constant, args), **{key: _constant(value) for key, value in (kwargs or {}).items()})
         if is_shared or (is_write and getattr(args[0], "_base", None) is not None):
-            raise DifferentiationError(
-                f"{name} of torch got a traced array to write into a tensor that has another name or a view; write "
-                "into a copy: xp.asarray(x, copy=True)"
-            )
+            problem = f"{name} of torch got a traced array to write into a tensor that has another name or a view"
+            raise DifferentiationError(f"{problem}; write into a copy: xp.asarray(x, copy=True)")
         if name in numpy_functions().OF_TORCH:
             return numpy_functions().call_torch(name, *args, **(kwargs or {}))
         hint = hints.ARRAYS.get(name, "use the functions of xp = array_namespace(x), as in xp.sum(x)")

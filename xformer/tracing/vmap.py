@@ -83,9 +83,8 @@ def _pairs(name: str, value: Any, axes: Any) -> list[tuple[Any, Any]]:
     """Return the items of a tree, each with its axes."""
     items, given = children_of(value), children_of(axes) if isinstance(axes, tuple | list | dict) else None
     if given is None or [key for key, _ in items] != [key for key, _ in given]:
-        raise ShapeError(
-            f"{name} has {axes!r} for {describe_type(value)}; expected an integer, None or a tree with as many items"
-        )
+        received = f"{name} has {axes!r} for {describe_type(value)}"
+        raise ShapeError(f"{received}; expected an integer, None or a tree with as many items")
     return [(item, axis) for (_, item), (_, axis) in zip(items, given, strict=True)]
 
 
@@ -104,9 +103,8 @@ def _size(leaves: Sequence[Any], axes: Sequence[Any]) -> int:
     sizes = set()
     for x, axis in zip(leaves, axes, strict=True):
         if axis is not None and not -x.ndim <= axis < x.ndim:
-            raise ShapeError(
-                f"vmap got shape {tuple(x.shape)} to map along axis {axis}, which is not there; see in_axes"
-            )
+            problem = f"vmap got shape {tuple(x.shape)} to map along axis {axis}, which is not there"
+            raise ShapeError(f"{problem}; see in_axes")
         sizes |= set() if axis is None else {int(x.shape[axis])}
     if len(sizes) != 1:
         found = f"sizes {sorted(sizes)} along the mapped axes" if sizes else "no array to map"
@@ -304,10 +302,8 @@ class BatchTrace(GradTrace):
         if not is_array(first):
             return first
         if len({tuple(x.shape) for x in results}) > 1:
-            raise ShapeError(
-                f"{name} has results of different shapes for the elements of vmap; use functions whose shapes do not "
-                "depend on values, such as xp.where(mask, x, 0)"
-            )
+            hint = "use functions whose shapes do not depend on values, such as xp.where(mask, x, 0)"
+            raise ShapeError(f"{name} has results of different shapes for the elements of vmap; {hint}")
         stacked = self.base.stack([self.base.asarray(x) for x in results])
         return self.batched(stacked if self.size else stacked[:0, ...])
 
@@ -616,9 +612,8 @@ def scan(
     sizes = {shape[0] if shape else None for shape in shapes} | ({length} - {None})
     size = next(iter(sizes), None)
     if len(sizes) != 1 or type(size) is not int or size < 1:
-        raise ShapeError(
-            f"scan got xs of shapes {shapes} and length={length}; expected one number of steps, at least 1"
-        )
+        received = f"scan got xs of shapes {shapes} and length={length}"
+        raise ShapeError(f"{received}; expected one number of steps, at least 1")
     arrays = [*leaves, *flatten(init)[0]]
     namespaces = [array_namespace(array) for array in arrays]
     if namespaces and all(xp.name == "jax" and not xp.is_trace for xp in namespaces):
