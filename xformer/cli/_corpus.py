@@ -24,16 +24,19 @@ from xformer.text.extras import require
 
 
 class CorpusOptions(Config):
-    """Options for large files."""
+    """Options for large files.
 
-    corpus_out: str | None = option(
-        "Process the input in chunks, whose outputs are kept in this directory; the same command resumes.",
-        default=None,
-        panel="Large files",
-    )
-    chunk_lines: int = option("Lines of a chunk.", default=10_000, at_least=1)
-    workers: int = option("Processes of this machine, which share its cores.", default=1, at_least=1)
-    scheduler: str | None = option("Address, or JSON file, of a Dask scheduler whose workers compute.", default=None)
+    Args:
+        corpus_out: Process the input in chunks, whose outputs are kept in this directory; the same command resumes.
+        chunk_lines: Lines of a chunk.
+        workers: Processes of this machine, which share its cores.
+        scheduler: Address, or JSON file, of a Dask scheduler whose workers compute.
+    """
+
+    corpus_out: str | None = option(default=None, panel="Large files")
+    chunk_lines: int = option(default=10_000, at_least=1)
+    workers: int = option(default=1, at_least=1)
+    scheduler: str | None = option(default=None)
 
     @classmethod
     def pop_from(cls, settings: dict[str, Any]) -> Self:

@@ -57,27 +57,45 @@ from xformer.threads import num_threads
 
 
 class BenchOptions(Config):
-    """Settings of `xformer.benchmarks.parts.Suite`, and options of the measurement."""
+    """Settings of `xformer.benchmarks.parts.Suite`, and options of the measurement.
 
-    batch: tuple[int, ...] = option("Batch size; repeat for a grid.", default=(), panel="Sizes")
-    length: tuple[int, ...] = option("Tokens per sentence; repeat for a grid.", default=())
-    heads: tuple[int, ...] = option("Attention heads; repeat for a grid.", default=())
-    head_dim: tuple[int, ...] = option("Features per head; d_model is heads * head_dim; repeat for a grid.", default=())
-    layers: tuple[int, ...] = option("Layers of each stack; repeat for a grid.", default=())
-    vocabulary: tuple[int, ...] = option("Tokens of the vocabulary; repeat for a grid.", default=())
-    sweep: str | None = option("Sizes of one axis, as in length=128,256,512; prints how the time grows.", default=None)
-    causal: bool = option("Causal attention.", default=False)
-    padded: bool = option("Pad sentences of half the length or more.", default=False)
-    backward: bool = option("Include gradients.", default=False)
-    jit: bool = option("Compile by xf.jit, where it has an effect.", default=False)
-    dtype: str | None = option("Data type (default: float32).", default=None, choices=DTYPES)
-    rounds: int | None = option(
-        "Number of rounds (default: 7; memory 1).", default=None, at_least=1, panel="Measurement"
-    )
-    threads: int | None = option("Threads per library (default: XFORMER_NUM_THREADS).", default=None, at_least=1)
-    quick: bool = option("Measure one size in three rounds.", default=False)
-    json: bool = option("Print JSON instead of a table.", default=False, panel="Output")
-    markdown: bool = option("Print a table in Markdown.", default=False)
+    Args:
+        batch: Batch size; repeat for a grid.
+        length: Tokens per sentence; repeat for a grid.
+        heads: Attention heads; repeat for a grid.
+        head_dim: Features per head; d_model is heads * head_dim; repeat for a grid.
+        layers: Layers of each stack; repeat for a grid.
+        vocabulary: Tokens of the vocabulary; repeat for a grid.
+        sweep: Sizes of one axis, as in length=128,256,512; prints how the time grows.
+        causal: Causal attention.
+        padded: Pad sentences of half the length or more.
+        backward: Include gradients.
+        jit: Compile by xf.jit, where it has an effect.
+        dtype: Data type (default: float32).
+        rounds: Number of rounds (default: 7; memory 1).
+        threads: Threads per library (default: XFORMER_NUM_THREADS).
+        quick: Measure one size in three rounds.
+        json: Print JSON instead of a table.
+        markdown: Print a table in Markdown.
+    """
+
+    batch: tuple[int, ...] = option(default=(), panel="Sizes")
+    length: tuple[int, ...] = option(default=())
+    heads: tuple[int, ...] = option(default=())
+    head_dim: tuple[int, ...] = option(default=())
+    layers: tuple[int, ...] = option(default=())
+    vocabulary: tuple[int, ...] = option(default=())
+    sweep: str | None = option(default=None)
+    causal: bool = option(default=False)
+    padded: bool = option(default=False)
+    backward: bool = option(default=False)
+    jit: bool = option(default=False)
+    dtype: str | None = option(default=None, choices=DTYPES)
+    rounds: int | None = option(default=None, at_least=1, panel="Measurement")
+    threads: int | None = option(default=None, at_least=1)
+    quick: bool = option(default=False)
+    json: bool = option(default=False, panel="Output")
+    markdown: bool = option(default=False)
 
 
 @config_options(BenchOptions, names=field_names(BenchOptions))

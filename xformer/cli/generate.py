@@ -64,15 +64,21 @@ _END_OF_INPUT = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"
 
 
 class InputOptions(Config):
-    """The prompts of generate, and the form of its output."""
+    """The prompts of generate, and the form of its output.
 
-    prompt: tuple[str, ...] = option("Text to continue; repeatable.", default=(), panel=DATA)
-    chat: bool = option("Answer the prompts with the chat template of the model.", default=False)
-    system: str | None = option("System message before each prompt of --chat.", default=None)
-    json: bool = option(
-        "Write one JSON object per text: line, prompt, rank, log_probability, text (the continuation).", default=False
-    )
-    verbose: bool = option("Report how fast tokens follow the first one, and how fast weights are read.", default=False)
+    Args:
+        prompt: Text to continue; repeatable.
+        chat: Answer the prompts with the chat template of the model.
+        system: System message before each prompt of --chat.
+        json: Write one JSON object per text: line, prompt, rank, log_probability, text (the continuation).
+        verbose: Report how fast tokens follow the first one, and how fast weights are read.
+    """
+
+    prompt: tuple[str, ...] = option(default=(), panel=DATA)
+    chat: bool = option(default=False)
+    system: str | None = option(default=None)
+    json: bool = option(default=False)
+    verbose: bool = option(default=False)
 
 
 @config_options(

@@ -33,20 +33,20 @@ from xformer.text.corpus import one_line
 
 
 class SpeechOptions(Config):
-    """Arguments of `Transcriber.__call__` that are options of transcribe."""
+    """Arguments of `Transcriber.__call__` that are options of transcribe.
 
-    language: str | None = option(
-        "Code of the spoken language, e.g. de; default: the model detects it.", default=None, panel="Speech"
-    )
-    task: str = option("Write the spoken language, or translate to English.", default="transcribe", choices=TASKS)
-    timestamps: str | None = option(
-        "Times in subtitles and JSON: of segments, the default, or of words too.", default=None, choices=TIMESTAMPS
-    )
-    temperature: tuple[float, ...] = option(
-        "Temperature of sampling, 0 for the most probable tokens. Repeat it: the next one is used where the output "
-        "repeats itself or is improbable.",
-        default=(),
-    )
+    Args:
+        language: Code of the spoken language, e.g. de; default: the model detects it.
+        task: Write the spoken language, or translate to English.
+        timestamps: Times in subtitles and JSON: of segments, the default, or of words too.
+        temperature: Temperature of sampling, 0 for the most probable tokens. Repeat it: the next one is used where the
+            output repeats itself or is improbable.
+    """
+
+    language: str | None = option(default=None, panel="Speech")
+    task: str = option(default="transcribe", choices=TASKS)
+    timestamps: str | None = option(default=None, choices=TIMESTAMPS)
+    temperature: tuple[float, ...] = option(default=())
 
 
 @config_options(

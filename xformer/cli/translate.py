@@ -48,22 +48,22 @@ from xformer.text.corpus import one_line
 
 
 class LineOptions(SearchOptions):
-    """Arguments of `TextToText.batches_of_ids` that are options of translate and summarize."""
+    r"""Arguments of `TextToText.batches_of_ids` that are options of translate and summarize.
 
-    align: bool = option(
-        "Write JSON with the source token that each token attends to most.", default=False, panel="Search"
-    )
-    source_language: str | None = option(
-        "Language of the input, for models of many languages, e.g. deu_Latn.", default=None, panel=DATA
-    )
-    target_language: str | None = option("Language of the output.", default=None)
-    max_source_length: int = option("Maximum tokens of a line.", default=1024, at_least=1, panel=COMPUTING)
-    long_lines: str | None = option(
-        "What to do with longer lines: an error, an empty output, or cut to the maximum. \\[default: error, or blank "
-        "with --corpus-out]",
-        default=None,
-        choices=("error", "blank", "cut"),
-    )
+    Args:
+        align: Write JSON with the source token that each token attends to most.
+        source_language: Language of the input, for models of many languages, e.g. deu_Latn.
+        target_language: Language of the output.
+        max_source_length: Maximum tokens of a line.
+        long_lines: What to do with longer lines: an error, an empty output, or cut to the maximum. \[default: error,
+            or blank with --corpus-out]
+    """
+
+    align: bool = option(default=False, panel="Search")
+    source_language: str | None = option(default=None, panel=DATA)
+    target_language: str | None = option(default=None)
+    max_source_length: int = option(default=1024, at_least=1, panel=COMPUTING)
+    long_lines: str | None = option(default=None, choices=("error", "blank", "cut"))
 
 
 def line_command(pipeline_type: type[TextToText]) -> Callable[..., None]:

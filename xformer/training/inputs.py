@@ -22,32 +22,26 @@ Batches = Iterable[S] | Callable[[int], Iterable[S]]
 
 
 class FitConfig(Config):
-    """The options of `fit` that a recipe has, too."""
+    """The options of `fit` that a recipe has, too.
 
-    max_grad_norm: float = option(
-        "Largest norm of the gradient; inf turns clipping off.", default=1.0, above=0.0, at_most=math.inf
-    )
-    grad_accumulation: int = option("Batches per step, computed one after the other.", default=1, at_least=1)
-    save_every_minutes: float = option(
-        "Minutes between saves of the state.",
-        default=5.0,
-        at_least=0.0,
-        at_most=math.inf,
-        panel="Validation and checkpoints",
-    )
-    seed: int = option("Seed of all random numbers.", default=0, at_least=0, panel="Computing")
-    precision: str = option(
-        "Precision of forward and backward; float32 turns mixed precision off.", default="float32", choices=PRECISIONS
-    )
-    data_parallel: int | None = option(
-        "Shards of each batch that are computed in parallel (default: on NumPy one per core, or 8 with several ranks "
-        "or reproducible); changes the last bits.",
-        default=None,
-        at_least=0,
-    )
-    reproducible: bool = option(
-        "Give float32 on NumPy the same bits in any batch, for any number of threads and processor.", default=False
-    )
+    Args:
+        max_grad_norm: Largest norm of the gradient; inf turns clipping off.
+        grad_accumulation: Batches per step, computed one after the other.
+        save_every_minutes: Minutes between saves of the state.
+        seed: Seed of all random numbers.
+        precision: Precision of forward and backward; float32 turns mixed precision off.
+        data_parallel: Shards of each batch that are computed in parallel (default: on NumPy one per core, or 8 with
+            several ranks or reproducible); changes the last bits.
+        reproducible: Give float32 on NumPy the same bits in any batch, for any number of threads and processor.
+    """
+
+    max_grad_norm: float = option(default=1.0, above=0.0, at_most=math.inf)
+    grad_accumulation: int = option(default=1, at_least=1)
+    save_every_minutes: float = option(default=5.0, at_least=0.0, at_most=math.inf, panel="Validation and checkpoints")
+    seed: int = option(default=0, at_least=0, panel="Computing")
+    precision: str = option(default="float32", choices=PRECISIONS)
+    data_parallel: int | None = option(default=None, at_least=0)
+    reproducible: bool = option(default=False)
 
 
 class BatchStream:

@@ -154,13 +154,19 @@ class AdamState(NamedTuple):
 
 
 class Adam(_Optimizer):
-    """Adam (Kingma and Ba, 2015), with the constants of the Transformer (Vaswani et al., 2017, section 5.3)."""
+    """Adam (Kingma and Ba, 2015), with the constants of the Transformer (Vaswani et al., 2017, section 5.3).
+
+    Args:
+        beta1: Decay rate of the mean of the gradients.
+        beta2: Decay rate of the mean of the squared gradients.
+        epsilon: Added to the denominator.
+    """
 
     _state = AdamState
 
-    beta1: float = option("Decay rate of the mean of the gradients.", default=0.9, at_least=0.0, below=1.0)
-    beta2: float = option("Decay rate of the mean of the squared gradients.", default=0.98, at_least=0.0, below=1.0)
-    epsilon: float = option("Added to the denominator.", default=1e-9, at_least=0.0)
+    beta1: float = option(default=0.9, at_least=0.0, below=1.0)
+    beta2: float = option(default=0.98, at_least=0.0, below=1.0)
+    epsilon: float = option(default=1e-9, at_least=0.0)
 
     def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Array | None, donate: bool) -> Rows:
         options: Any = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon, "grad_scale": grad_scale}
@@ -172,12 +178,14 @@ class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 
     Each update also subtracts learning_rate * weight_decay times each parameter from it.
+
+    Args:
+        weight_decay: Weight decay.
+        decay_all: Decay every parameter; by default those of two or more axes: weights and embeddings, no biases.
     """
 
-    weight_decay: float = option("Weight decay.", default=0.01, at_least=0.0)
-    decay_all: bool = option(
-        "Decay every parameter; by default those of two or more axes: weights and embeddings, no biases.", default=False
-    )
+    weight_decay: float = option(default=0.01, at_least=0.0)
+    decay_all: bool = option(default=False)
 
 
 class Muon(AdamW):
@@ -189,11 +197,16 @@ class Muon(AdamW):
 
     Weights are the matrices of which one side is at most `max_aspect_ratio` times the other. The embeddings and output
     layers of usual vocabularies are longer.
+
+    Args:
+        momentum: Decay rate of the momentum of weights.
+        num_iterations: Newton-Schulz iterations of an update.
+        max_aspect_ratio: Largest ratio of the sides of a weight.
     """
 
-    momentum: float = option("Decay rate of the momentum of weights.", default=0.95, at_least=0.0, below=1.0)
-    num_iterations: int = option("Newton-Schulz iterations of an update.", default=5, at_least=1)
-    max_aspect_ratio: float = option("Largest ratio of the sides of a weight.", default=8.0, at_least=1.0)
+    momentum: float = option(default=0.95, at_least=0.0, below=1.0)
+    num_iterations: int = option(default=5, at_least=1)
+    max_aspect_ratio: float = option(default=8.0, at_least=1.0)
 
     def _keeps(self, parameter: Array) -> tuple[bool, ...]:
         shape = parameter.shape
@@ -227,14 +240,17 @@ class SGDState(NamedTuple):
 
 
 class SGD(_Optimizer):
-    """Stochastic gradient descent with momentum, as torch.optim.SGD (without dampening and weight decay)."""
+    """Stochastic gradient descent with momentum, as torch.optim.SGD (without dampening and weight decay).
+
+    Args:
+        momentum: Decay rate of the velocity; 0 is plain gradient descent.
+        nesterov: Use Nesterov's momentum (Sutskever et al., 2013).
+    """
 
     _state = SGDState
 
-    momentum: float = option(
-        "Decay rate of the velocity; 0 is plain gradient descent.", default=0.9, at_least=0.0, below=1.0
-    )
-    nesterov: bool = option("Use Nesterov's momentum (Sutskever et al., 2013).", default=False)
+    momentum: float = option(default=0.9, at_least=0.0, below=1.0)
+    nesterov: bool = option(default=False)
 
     def init(self, model: Any) -> SGDState:
         """Return the state before the first update."""
@@ -270,24 +286,28 @@ class Adafactor(_Optimizer):
 
     The second moment of a matrix is kept as one mean for each row and each column, so the state is far smaller than
     Adam's. The learning rate is relative to the size of each parameter, as in the paper; 0.01 is usual.
+
+    Args:
+        beta2_decay: At update t the decay rate of the running means is 1 - t ** beta2_decay.
+        epsilon: Lower bound of the root of the second moment; default the precision of the dtype.
+        min_scale: Lower bound of the size of a parameter.
+        clip_threshold: Largest root mean square of an update before it is scaled.
+        scale_parameter: Make the learning rate relative to the size of each parameter.
+        relative_step: Limit the learning rate to 1 / sqrt(t).
+        weight_decay: Weight decay, as in AdamW.
+        decay_all: Decay every parameter, as in AdamW.
     """
 
     _state = AdafactorState
 
-    beta2_decay: float = option(
-        "At update t the decay rate of the running means is 1 - t ** beta2_decay.", default=-0.8
-    )
-    epsilon: float | None = option(
-        "Lower bound of the root of the second moment; default the precision of the dtype.", default=None, at_least=0.0
-    )
-    min_scale: float = option("Lower bound of the size of a parameter.", default=1e-3, at_least=0.0)
-    clip_threshold: float = option(
-        "Largest root mean square of an update before it is scaled.", default=1.0, at_least=0.0
-    )
-    scale_parameter: bool = option("Make the learning rate relative to the size of each parameter.", default=True)
-    relative_step: bool = option("Limit the learning rate to 1 / sqrt(t).", default=True)
-    weight_decay: float = option("Weight decay, as in AdamW.", default=0.0, at_least=0.0)
-    decay_all: bool = option("Decay every parameter, as in AdamW.", default=False)
+    beta2_decay: float = option(default=-0.8)
+    epsilon: float | None = option(default=None, at_least=0.0)
+    min_scale: float = option(default=1e-3, at_least=0.0)
+    clip_threshold: float = option(default=1.0, at_least=0.0)
+    scale_parameter: bool = option(default=True)
+    relative_step: bool = option(default=True)
+    weight_decay: float = option(default=0.0, at_least=0.0)
+    decay_all: bool = option(default=False)
 
     def _keeps(self, parameter: Array) -> tuple[bool, ...]:
         is_matrix = len(parameter.shape) > 1
