@@ -59,10 +59,8 @@ class Rng:
 
     def split(self, count: int) -> tuple[Rng, ...]:
         """Return `count` independent streams; stream i is the same for every count, and differs from `fold_in(i)`."""
-        streams = []
-        for index in range(count):
-            streams.append(Rng(_hash(f"{self.key:x}/{index}", b"split"), self.counter))
-        return tuple(streams)
+        keys = (_hash(f"{self.key:x}/{index}", b"split") for index in range(count))
+        return tuple(Rng(key, self.counter) for key in keys)
 
     def with_counter(self, counter: Array) -> Rng:
         """Return a stream whose `bernoulli` draws other values for each value of an int64 scalar array.

@@ -382,9 +382,7 @@ def _norm_vjp(g: Any, residuals: Any, needs: Any, *, epsilon: float, centered: b
 def _packed_why_not(x: Any, panels: Any, scales: Any, bias: Any, *, columns: int, **options: Any) -> str | None:
     if panels.dtype.name not in ("float32", "int8", "bfloat16"):
         return f"panels of dtype {panels.dtype} (compiled for float32, int8 and bfloat16)"
-    if not panels.flags.c_contiguous:
-        return "the panels are not contiguous"
-    return None
+    return None if panels.flags.c_contiguous else "the panels are not contiguous"
 
 
 def _packed_forward(x: Any, panels: Any, scales: Any, bias: Any, *, columns: int, save: bool) -> tuple[Any, Any]:

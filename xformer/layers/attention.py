@@ -111,10 +111,8 @@ class MultiHeadAttention(Module):
         self.query_norm = None if norm is None else norm(head_dim, init=init)
         self.key_norm = None if norm is None else norm(head_dim, init=init)
         self.dropout = Dropout(dropout)
-        self.num_heads = num_heads
-        self.num_key_value_heads = num_key_value_heads
-        self.window = window
-        self.scale = scale
+        self.num_heads, self.num_key_value_heads = num_heads, num_key_value_heads
+        self.window, self.scale = window, scale
 
     def __call__(
         self,

@@ -49,8 +49,7 @@ class Conv1d(Module):
         weight = init.xavier_uniform((kernel_size * in_features, out_features))
         self.weight = array_namespace(weight).reshape(weight, (kernel_size, in_features, out_features))
         self.bias = init.zeros((out_features,))
-        self.stride = stride
-        self.padding = padding
+        self.stride, self.padding = stride, padding
 
     def __call__(self, x: Array, activation: Activation | None = None) -> Array:
         """Apply the convolution, and optionally an activation.

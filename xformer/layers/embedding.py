@@ -97,12 +97,10 @@ class InputEmbedding(Module):
         dropout: float = 0.0,
         projection: Linear | None = None,
     ):
-        self.positions = positions
-        self.norm = norm
+        self.positions, self.norm, self.projection = positions, norm, projection
         self.norm_first = check_bool("norm_first", norm_first)
         self.dropout = Dropout(dropout)
         self.scale = check_bool("scale", scale)
-        self.projection = projection
 
     def __call__(
         self,

@@ -131,8 +131,7 @@ class Sinusoidal(Module):
 
     def __init__(self, d_model: int, *, layout: str = "interleaved"):
         check_choice("layout", layout, SINUSOIDAL_LAYOUTS)
-        self.d_model = d_model
-        self.layout = layout
+        self.d_model, self.layout = d_model, layout
 
     def __call__(self, x: Array, positions: Array | None = None, *, start: int = 0) -> Array:
         """Add position encodings to token vectors.
@@ -318,10 +317,8 @@ class Rotary(Module):
         features: int | None = None,
         scaling: dict[str, Any] | None = None,
     ):
-        self.head_dim = head_dim
-        self.base = base
+        self.head_dim, self.base, self.scaling = head_dim, base, scaling
         self.features = head_dim if features is None else features
-        self.scaling = scaling
         if self.features % 2 or self.features > head_dim:
             name = "head_dim" if features is None else "features"
             raise ConfigError(f"{name} is {self.features}; expected an even number of at most head_dim, {head_dim}")
@@ -488,9 +485,7 @@ class ALiBi(Module):
     signed: bool
 
     def __init__(self, num_heads: int, *, scale: float = 1.0, signed: bool = False):
-        self.num_heads = num_heads
-        self.scale = scale
-        self.signed = signed
+        self.num_heads, self.scale, self.signed = num_heads, scale, signed
 
     @property
     def slopes(self) -> list[float]:
@@ -553,8 +548,7 @@ class RelativeBias(Module):
             expected = f"at least {least} buckets and a max_distance above {exact}"
             raise ConfigError(f"{_received(num_buckets, max_distance)}; expected {expected}")
         self.weight = initializer(init).normal((num_buckets, num_heads), num_heads**-0.5)
-        self.bidirectional = bidirectional
-        self.max_distance = max_distance
+        self.bidirectional, self.max_distance = bidirectional, max_distance
 
     def terms(self, queries: int, keys: int, like: Array, sizes: Array | None = None) -> PositionTerms:
         """Return the bias (heads, queries, keys); see `RelativePositions.terms`."""
@@ -592,8 +586,7 @@ class RelativeEmbedding(Module):
             expected = f"an even number from 4, and a max_distance above {num_buckets // 4 + 1}"
             raise ConfigError(f"{_received(num_buckets, max_distance)}; expected {expected}")
         self.weight = initializer(init).normal((num_buckets, d_model), d_model**-0.5)
-        self.norm = norm
-        self.max_distance = max_distance
+        self.norm, self.max_distance = norm, max_distance
 
     def __call__(self, length: int) -> Array:
         """Return the vectors of the distances 1 - length, ..., length - 1 from key to query, (distances, d_model)."""

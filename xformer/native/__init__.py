@@ -182,17 +182,10 @@ def require_fused_products() -> None:
 
 
 def call(
-    name: str,
-    arrays: tuple[Any, ...],
-    i0: int = 0,
-    i1: int = 0,
-    i2: int = 0,
-    i3: int = 0,
-    n0: float = 0.0,
-    n1: float = 0.0,
-    n2: float = 0.0,
-    n3: float = 0.0,
-) -> None:
+    name: str, arrays: tuple[Any, ...],
+    i0: int = 0, i1: int = 0, i2: int = 0, i3: int = 0,
+    n0: float = 0.0, n1: float = 0.0, n2: float = 0.0, n3: float = 0.0,
+) -> None:  # fmt: skip
     """Run an operation, which writes into its output arrays; inputs that must be contiguous are copied if necessary.
 
     Args:

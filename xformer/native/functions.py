@@ -75,9 +75,7 @@ def _operand(x: Any, dtype: Any) -> Any:
     """Return an array or a number as an array of a dtype: itself, a constant, or a temporary."""
     if not isinstance(x, np.ndarray):
         return np.asarray(x, dtype)
-    if x.dtype == dtype:
-        return x
-    return _copied(x, np.empty(x.shape, dtype))
+    return x if x.dtype == dtype else _copied(x, np.empty(x.shape, dtype))
 
 
 def _copied(x: Any, out: Any) -> Any:
