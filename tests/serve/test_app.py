@@ -346,6 +346,9 @@ def test_an_application_without_a_token_serves_this_machine_only(token, address,
 
     assert send(b"localhost") == status
     assert send(b"evil.example") == 403
+    app = create_app([], ServeConfig(token=token, cors_origins=("https://hub.example:8443",)))  # behind a proxy
+    assert send(b"hub.example:8443") == status
+    assert send(b"evil.example") == 403
 
 
 def test_texts_are_tokenized_outside_of_the_event_loop(client, monkeypatch):

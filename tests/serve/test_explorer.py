@@ -71,7 +71,8 @@ def test_colors_of_both_schemes_have_enough_contrast() -> None:
 def test_the_page_has_no_inline_code_and_loads_only_its_own_files() -> None:
     page = "".join((STATIC / name).read_text(encoding="utf-8") for name in PAGES)
     assert not re.search(r"<style|\bstyle=|\bon\w+=|<script(?![^>]*\bsrc=)", page)
-    names = [name.removeprefix("/") for name in re.findall(r'(?:src|href)="(?!#)([^"]*)"', page)]
+    links = [link.removeprefix("{root}") for link in re.findall(r'(?:src|href)="(?!#)([^"]*)"', page)]
+    names = [link for link in links if link != "openapi.json"]
     for script in STATIC.glob("*.js"):
         names += [f"static/{name[2:]}" for name in re.findall(r'from "([^"]*)"', script.read_text(encoding="utf-8"))]
     files = {path.name for path in STATIC.iterdir()} - PAGES
@@ -97,6 +98,29 @@ def test_each_tab_names_a_page_of_the_tutorial_that_the_server_shows() -> None:
             assert client.get(urljoin(f"/pages/tutorial/{page}.md", link)).status_code == 200, (page, link)
     for name in ("tutorial/14-magic", "%2e%2e/README", "%2e%2e%2fREADME"):
         assert client.get(f"/pages/{name}.md").status_code == 404
+
+
+def test_the_pages_work_under_any_prefix() -> None:
+    testclient = pytest.importorskip("starlette.testclient")
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    from xformer.serve.app import create_app
+    from xformer.serve.config import ServeConfig
+
+    app = Starlette(routes=[Mount("/user/proxy", create_app([], ServeConfig(token="secret-token")))])
+    client = testclient.TestClient(app, base_url="http://localhost")
+    for path in ("", "docs", "pages/index.md", "pages/tutorial/1-attention.md"):
+        answer = client.get(f"/user/proxy/{path}")  # a link sends no token
+        assert answer.status_code == 200
+        files = re.findall(r'(?:src|href)="([^"]+\.(?:css|js|json|svg))"', answer.text)
+        assert len(files) >= 2
+        for file in files:
+            assert client.get(urljoin(f"/user/proxy/{path}", file)).status_code == 200, (path, file)
+    for script in STATIC.glob("*.js"):
+        assert not re.search(r'(?:get|post|request|fetch)\(["`]/', script.read_text(encoding="utf-8"))
+    assert client.get("/user/proxy/v1/models").status_code == 401
+    assert client.get("/user/proxy/v1/models", headers={"Authorization": "Bearer secret-token"}).json()["data"] == []
 
 
 def test_an_installed_server_shows_the_pages_of_the_clone_in_which_it_starts(monkeypatch, tmp_path) -> None:
@@ -429,6 +453,18 @@ def test_layers_show_what_they_would_predict(open_page: Any, model: str) -> None
     page.focus(".lens")
     page.keyboard.press("ArrowUp")
     assert page.inner_text("#announcer").startswith("layer 1, after ")
+
+
+@pytest.mark.slow
+def test_the_names_of_rows_stay_in_sight(open_page: Any) -> None:
+    page = open_page(GREEDY, width=390)
+    page.click("[data-tab=layers]")
+    name = page.locator(".row-labels text").first
+    page.locator(".scroll:has(.lens)").evaluate("box => box.scrollTo(0, 0)")
+    before = name.bounding_box()
+    page.locator(".scroll:has(.lens)").evaluate("box => box.scrollTo(150, 0)")
+    page.wait_for_selector(".scrolled")
+    assert name.bounding_box() == pytest.approx(before)
 
 
 @pytest.mark.slow

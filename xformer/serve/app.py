@@ -69,7 +69,9 @@ class Guard:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
         # Against DNS rebinding: a page of another site that resolves to this machine sends its own name.
-        if self.config.host not in _WILDCARDS and _hostname(host) not in (*LOOPBACK, self.config.host):
+        # A proxy may send its own name, which is that of its origin.
+        proxies = [_hostname(origin.split("://")[-1]) for origin in self.config.cors_origins]
+        if self.config.host not in _WILDCARDS and _hostname(host) not in (*LOOPBACK, self.config.host, *proxies):
             return JobError(f"host {host[:80]!r} is not served; expected {self.config.host}", 403, "host")
         origin = headers.get("origin")
         if origin is not None and origin.split("://")[-1] != host and origin not in self.config.cors_origins:
@@ -79,7 +81,7 @@ class Guard:
             if client is not None and not _is_local(client[0]):
                 return JobError(f"client {client[0]} is another machine; expected a server with a token", 403, "client")
             return None
-        path = scope["path"]
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path not in _PUBLIC_PATHS and not path.startswith(("/static/", "/pages/")):
             scheme, _, token = headers.get("authorization", "").partition(" ")
             expected = self.config.token.encode()
@@ -125,11 +127,13 @@ def create_app(models: Sequence[ServedModel], config: ServeConfig | None = None)
         return FileResponse(STATIC / "docs.html")
 
     async def page(request: Request) -> Response:
-        path, found = pages.lookup_path(f"{request.path_params['page']}.md")
+        name = request.path_params["page"]
+        path, found = pages.lookup_path(f"{name}.md")
         if not found:
             raise HTTPException(404, "the page is not installed; the folder docs of the repository has it")
         text = require("markdown_it").MarkdownIt().enable("table").render(Path(path).read_text(encoding="utf-8"))
-        return HTMLResponse((STATIC / "page.html").read_text(encoding="utf-8").replace("{}", text))
+        root = "../" * (1 + name.count("/"))  # a proxy may serve the application under any prefix
+        return HTMLResponse((STATIC / "page.html").read_text(encoding="utf-8").format(root=root, text=text))
 
     async def description(request: Request) -> Response:
         return JSONResponse(openapi(server.config.max_tokens))

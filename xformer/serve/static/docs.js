@@ -19,17 +19,18 @@ function kind(field) {
 
 const { paths, components } = await (await fetch("openapi.json")).json();
 const routes = Object.entries(paths).flatMap(([path, methods]) => Object.entries(methods).flatMap(([method, route]) => {
+  const answer = link(route.responses[200]);
   const events = route.responses[200].content["text/event-stream"]?.schema.description;
   return [
     html("h2", {}, `${method.toUpperCase()} ${path}`),
-    html("p", {}, `${route.summary} `, ...link(route.requestBody), "→ ", ...link(route.responses[200])),
+    html("p", {}, `${route.summary} `, ...link(route.requestBody), ...(answer.length ? ["→ ", ...answer] : [])),
     ...(events ? [html("p", {}, `Stream: ${events}`)] : []),
   ];
 }));
 const structures = Object.entries(components.schemas).flatMap(([name, { description = "", properties = {}, required = [] }]) => [
   html("h2", { id: name }, name),
   html("p", {}, description),
-  html("table", {}, ...Object.entries(properties).map(([key, field]) => html("tr", {}, ...[
+  html("table", { tabindex: 0 }, ...Object.entries(properties).map(([key, field]) => html("tr", {}, ...[
     key, kind(field), required.includes(key) ? "required" : JSON.stringify(field.default) ?? "", field.description ?? "",
   ].map((cell) => html("td", {}, cell))))),
 ]);
