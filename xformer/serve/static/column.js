@@ -171,7 +171,7 @@ export class Column {
         html("span", { class: "text" }, output.text),
         html("span", { class: "score" }, formatScore(output.score))));
     roving(buttons, 0, index);
-    this.nbest.replaceChildren(...buttons);
+    this.nbest.replaceChildren(...(buttons.length ? [html("h3", {}, "Outputs of the search, and their scores"), ...buttons] : []));
     if (focused) buttons[index].focus();
     this.token = null;
     this.drawTabs();
@@ -240,12 +240,14 @@ export class Column {
         ? "Enter a text and press Generate. Select a token to see its alternatives and its attention."
         : "Enter a text and press Run to see the result and its attention."));
     }
+    this.panel.style.minHeight = `${this.panel.offsetHeight}px`; // so that the page does not jump while it waits
     try {
       await draw(this, show);
     } catch (error) {
       show(errorLine(error));
     }
     this.mark();
+    if (drawing === this.drawing) this.panel.style.minHeight = null;
   }
 
   /** Width for figures, which are drawn for it, so that their text has its size. */
@@ -314,7 +316,7 @@ export class Column {
   drawPeek() {
     const alternatives = this.tab === "tokens" ? [] : (this.tokens[this.token]?.alternatives ?? []);
     const children = alternatives.slice(0, 4).map(({ text, probability }) => html("span", {}, html("b", {}, visible(text)), ` ${percent(probability)}`));
-    this.peek?.replaceChildren(...children);
+    this.peek?.replaceChildren(...(children.length ? ["Most probable:", ...children] : []));
   }
 
   /** Mark the selected token in every row and figure. */

@@ -4,6 +4,7 @@ import { announce, drawing, format, html, pointerIn, svg } from "./dom.js";
 import { figureCard } from "./figure_card.js";
 
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [230, 52, 12, 12, 30];
+const [WIDTH, GAP] = [380, 32]; // the least width of a chart, and the space between two, as in the style sheet
 
 /** Round numbers that divide an interval into about `count` parts. */
 function ticks(low, high, count = 5) {
@@ -50,6 +51,7 @@ function lineChart({ lines, title, xLabel, width }) {
     ticks(x0, x1).map((value) =>
       svg("text", { class: "label", x: x(value), y: HEIGHT - 10, "text-anchor": "middle" }, axisText(value)),
     ),
+    svg("text", { class: "label", x: LEFT - 18, y: HEIGHT - 10, "text-anchor": "end" }, xLabel),
     lines.map((line, index) =>
       svg("path", { class: `line line-${line.color ?? index}${line.faint ? " faint" : ""}`, d: path(line) }),
     ),
@@ -106,7 +108,8 @@ function axisText(value) {
 
 /** Cards with the curves of a run, given its log: columns of steps, and rows of validations. */
 export function trainingCurves({ steps, validations, metric, label_smoothing }, name, available) {
-  const width = Math.min(460, available);
+  const columns = Math.max(1, Math.floor((available + GAP) / (WIDTH + GAP)));
+  const width = (available - GAP * (columns - 1)) / columns;
   const measured = (points) => points.filter(([, value]) => Number.isFinite(value));
   const select = (field) => measured((steps[field] ?? []).map((value, index) => [steps.step[index], value]));
   const validated = (field) => measured(validations.map((row) => [row.step, row[field]]));

@@ -16,6 +16,10 @@ export function svg(name, attributes = {}, ...children) {
 export const drawing = (kind, width, height, attributes, ...children) =>
   svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: `figure ${kind}`, ...attributes }, ...children);
 
+/** Labels of the rows of a figure, in `width` units at its left, which stay there when it scrolls. */
+export const rowLabels = (width, height, texts) =>
+  svg("g", { class: "row-labels" }, svg("rect", { class: "ground", x: -4, width: width + 4, height }), texts);
+
 /** A list `[value, text]` to choose from; `onchange` is called with the value, a string. */
 export const choice = (field, label, options, selected, onchange) =>
   html("label", {}, label,

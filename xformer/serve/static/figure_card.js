@@ -2,6 +2,13 @@
 
 import { html, svg } from "./dom.js";
 
+/** Keep the labels of rows in sight while the figure moves below them. */
+function keepLabels({ target }) {
+  target.classList.toggle("scrolled", target.scrollLeft > 0);
+  const labels = target.querySelector(".row-labels");
+  if (labels) labels.style.transform = `translate(${target.scrollLeft}px)`;
+}
+
 /** Return a section with a title, controls, a figure that scrolls if it is wide, and export buttons. */
 export function figureCard({ title, name, figure, controls = [], note = null }) {
   const file = name.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-").replaceAll(/^-|-$/g, "");
@@ -13,7 +20,7 @@ export function figureCard({ title, name, figure, controls = [], note = null }) 
   return html("section", { class: "figure-card", "aria-label": title },
     html("header", {}, html("h4", {}, title), html("span", { class: "exports" }, button("svg"), button("png"))),
     controls.length ? html("div", { class: "controls" }, controls) : null,
-    html("div", { class: "scroll" }, figure),
+    html("div", { class: "scroll", onscroll: keepLabels }, figure),
     note);
 }
 
@@ -30,7 +37,7 @@ function standaloneSvg(figure) {
   originals.forEach((original, index) => {
     const style = getComputedStyle(original);
     for (const name of STYLES) copies[index].setAttribute(name, style.getPropertyValue(name));
-    for (const name of ["class", "tabindex", "role"]) copies[index].removeAttribute(name);
+    for (const name of ["class", "style", "tabindex", "role"]) copies[index].removeAttribute(name);
   });
   for (const element of copy.querySelectorAll("[display=none]")) element.remove();
   const [, , width, height] = figure.getAttribute("viewBox").split(" ");

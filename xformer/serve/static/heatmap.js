@@ -1,6 +1,6 @@
 // Heat maps of attention and alignment.
 
-import { cellFigure, format, shorten, svg, visible } from "./dom.js";
+import { cellFigure, format, rowLabels, shorten, svg, visible } from "./dom.js";
 
 /**
  * Cells as one path per level of shading: few elements, however many cells.
@@ -53,16 +53,17 @@ export function heatMap({ weights, rows, columns, title, maximum = 1, ringed = f
     {
       kind: "heat-map", role: "heat map", label: `${title}: ${rows.length} rows, ${columns.length} columns`, width, height,
       origin: [top, left], size: [size, size], counts: [rows.length, columns.length], cell: [0, 0], hides: true,
-      axis: 0, mark: { class: "row-mark", x: 4, width: left + columns.length * size, height: size, rx: 4 }, onread: onhover,
+      axis: 0, mark: { class: "row-mark", x: 4, width: left + columns.length * size - 4, height: size, rx: 4 }, onread: onhover,
       describe: (row, column) => `${visible(rows[row])} → ${visible(columns[column])}: ${format(weights[row][column])}`,
     },
     texts(columns).map((text, x) => {
       const [cx, cy] = [left + (x + 0.5) * size, top - 8];
       return label(text, cx, cy, { transform: `rotate(-65 ${cx} ${cy})`, "data-column": x });
     }),
-    texts(rows).map((text, y) => label(text, left - 8, top + (y + 0.5) * size + 4, { "text-anchor": "end", "data-row": y })),
     svg("g", { transform: `translate(${left} ${top})` },
       svg("rect", { class: "cells", width: columns.length * size, height: rows.length * size, rx: 3 }), cells(weights, size, maximum), rings),
+    rowLabels(left, top + rows.length * size, texts(rows).map((text, y) =>
+      label(text, left - 8, top + (y + 0.5) * size + 4, { "text-anchor": "end", "data-row": y }))),
   );
   figure.addEventListener("click", () => onpick(figure.cell[0]));
   return figure;

@@ -1,6 +1,6 @@
 // The layers of a model for one output: the logit lens, and the way of one token.
 
-import { cellFigure, drawing, format, html, percent, shorten, svg, visible } from "./dom.js";
+import { cellFigure, drawing, format, html, percent, rowLabels, shorten, svg, visible } from "./dom.js";
 import { figureCard } from "./figure_card.js";
 
 const [WIDTH, HEIGHT, LEFT, LETTERS] = [78, 26, 84, 9]; // of the lens
@@ -33,7 +33,7 @@ class LayersView {
     Object.assign(this, { layers, columns, name, width });
     this.lens = lensTable({ layers, columns, title: "What each layer would predict", onselect });
     this.flow = html("div", { class: "flow-slot" });
-    const hint = "Rows: layers. Columns: the tokens so far. Each cell shows the most probable next token if the model ended after this layer (logit lens); a stronger color means a higher probability.";
+    const hint = "Rows: layers. Columns: the tokens so far. Each cell shows the most probable next token if the model ended after this layer (logit lens); a stronger color means a higher probability. The marked column predicts the selected token.";
     this.element = html("div", {},
       figureCard({ title: "What each layer would predict", name: `${name}-lens`, figure: this.lens, note: html("p", { class: "hint" }, hint) }),
       this.flow);
@@ -43,7 +43,7 @@ class LayersView {
   select(column) {
     this.lens.select(column);
     const [box, start] = [this.lens.parentElement, LEFT + column * WIDTH];
-    if (start < box.scrollLeft || start > box.scrollLeft + box.clientWidth) box.scrollLeft = start - box.clientWidth / 2;
+    if (start < box.scrollLeft + LEFT || start > box.scrollLeft + box.clientWidth) box.scrollLeft = start - box.clientWidth / 2;
     if (column === this.column) return;
     this.column = column;
     if (this.columns[column] == null) return this.flow.replaceChildren(html("p", { class: "hint" }, `Only the last ${this.columns.length} tokens are shown.`));
@@ -90,8 +90,9 @@ function lensTable({ layers, columns, title, onselect = () => {} }) {
       },
     },
     columns.map((text, column) => svg("text", { class: "label", x: x(column) + WIDTH / 2 - 1, y: 16, "text-anchor": "middle" }, shorten(visible(text), LETTERS))),
-    rows.map(({ name }, row) => svg("text", { class: "label", x: LEFT - 10, y: y(row) + 17, "text-anchor": "end" }, name)),
     cells,
+    rowLabels(LEFT - 2, y(rows.length), rows.map(({ name }, row) =>
+      svg("text", { class: "label", x: LEFT - 10, y: y(row) + 17, "text-anchor": "end" }, name))),
   );
 }
 

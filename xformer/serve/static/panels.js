@@ -44,7 +44,8 @@ export function drawBeam(column, show) {
     column.showPruned = checked;
     column.drawPanel().then(() => column.panel.querySelector("input[type=checkbox]").focus());
   });
-  show(figureCard({ title: "Beam search", name: `${column.model.name}-beam`, figure, controls: [toggle], note: detail }));
+  const legend = html("p", { class: "hint" }, "Numbers: scores. Filled: the output that is shown above. Dashed: pruned. ■: finished.");
+  show(figureCard({ title: "Beam search", name: `${column.model.name}-beam`, figure, controls: [toggle], note: html("div", {}, detail, legend) }));
 }
 
 export function drawResult(column, show) {
