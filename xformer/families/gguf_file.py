@@ -69,63 +69,45 @@ class Architecture:
     fixed: Callable[[Values], Values] = dataclasses.field(default=lambda config: {})
 
 
-_LAYER = "model.layers.{i}."
-_LLAMA_TENSORS = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "blk.{i}.attn_norm": _LAYER + "input_layernorm",
-    "blk.{i}.attn_q": _LAYER + "self_attn.q_proj",
-    "blk.{i}.attn_k": _LAYER + "self_attn.k_proj",
-    "blk.{i}.attn_v": _LAYER + "self_attn.v_proj",
-    "blk.{i}.attn_output": _LAYER + "self_attn.o_proj",
-    "blk.{i}.attn_q_norm": _LAYER + "self_attn.q_norm",
-    "blk.{i}.attn_k_norm": _LAYER + "self_attn.k_norm",
-    "blk.{i}.ffn_norm": _LAYER + "post_attention_layernorm",
-    "blk.{i}.ffn_gate": _LAYER + "mlp.gate_proj",
-    "blk.{i}.ffn_up": _LAYER + "mlp.up_proj",
-    "blk.{i}.ffn_down": _LAYER + "mlp.down_proj",
-}
+def _in_layers(names: dict[str, str], layer: str = "model.layers.{i}") -> dict[str, str]:
+    """Return the names of tensors of a layer, in GGUF files and in the family, with those of the layer."""
+    return {f"blk.{{i}}.{name}": f"{layer}.{family_name}" for name, family_name in names.items()}
+
+
+_LLAMA_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"} | _in_layers({
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+})  # fmt: skip
 _EXPERT_KEYS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 
 
 def _with_experts(tensor: str, gate: str, up: str, down: str) -> dict[str, str]:
     """Return the names of tensors of a model with experts; arguments are those of the family."""
     experts = {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": down}
-    names = {f"blk.{{i}}.{name}.{{e}}": f"{_LAYER}{tensor}.experts.{{e}}.{part}" for name, part in experts.items()}
-    return {**_LLAMA_TENSORS, "blk.{i}.ffn_gate_inp": f"{_LAYER}{tensor}.gate", **names}
+    names = {f"{name}.{{e}}": f"{tensor}.experts.{{e}}.{part}" for name, part in experts.items()}
+    return _LLAMA_TENSORS | _in_layers({"ffn_gate_inp": f"{tensor}.gate", **names})
 
 
-_GEMMA_TENSORS = {
-    **_LLAMA_TENSORS,
-    "blk.{i}.post_attention_norm": _LAYER + "post_attention_layernorm",
-    "blk.{i}.ffn_norm": _LAYER + "pre_feedforward_layernorm",
-    "blk.{i}.post_ffw_norm": _LAYER + "post_feedforward_layernorm",
-}
+_GEMMA_TENSORS = _LLAMA_TENSORS | _in_layers({
+    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+})  # fmt: skip
 _GPT2_TENSORS = {
-    "token_embd": "transformer.wte",
-    "position_embd": "transformer.wpe",
-    "output_norm": "transformer.ln_f",
+    "token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f",
     "output": "lm_head",
-    "blk.{i}.attn_norm": "transformer.h.{i}.ln_1",
-    "blk.{i}.attn_qkv": "transformer.h.{i}.attn.c_attn",
-    "blk.{i}.attn_output": "transformer.h.{i}.attn.c_proj",
-    "blk.{i}.ffn_norm": "transformer.h.{i}.ln_2",
-    "blk.{i}.ffn_up": "transformer.h.{i}.mlp.c_fc",
-    "blk.{i}.ffn_down": "transformer.h.{i}.mlp.c_proj",
-}
+} | _in_layers({
+    "attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj",
+}, "transformer.h.{i}")  # fmt: skip
 _KEYS = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "block_count": "num_hidden_layers",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.causal": "is_causal",
-    "rope.freq_base": "rope_theta",
-}
+    "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.causal": "is_causal", "rope.freq_base": "rope_theta",
+}  # fmt: skip
 _GPT2_KEYS = {
     "context_length": "n_positions", "embedding_length": "n_embd", "feed_forward_length": "n_inner",
     "block_count": "n_layer", "attention.head_count": "n_head", "attention.layer_norm_epsilon": "layer_norm_epsilon",
@@ -133,13 +115,11 @@ _GPT2_KEYS = {
 }  # fmt: skip
 # Of linear and yarn scaling
 ROPE_KEYS = {f"rope.scaling.{key}": key.removeprefix("yarn_") for key in ("factor", "yarn_beta_fast", "yarn_beta_slow")}
-_GEMMA_KEYS = {
-    **_KEYS,
-    "attention.sliding_window": "sliding_window",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
+_WINDOW_KEYS = {"attention.sliding_window": "sliding_window"}
+_GEMMA_KEYS = _KEYS | _WINDOW_KEYS | {
+    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base_swa": "rope_local_base_freq",
-}
+}  # fmt: skip
 
 
 def _gemma_scale(config: dict[str, Any], num_layers_27b: int) -> dict[str, Any]:
@@ -193,9 +173,8 @@ ARCHITECTURES = {
         fixed=lambda c: {**_usual_heads(c), "num_key_value_heads": c["num_attention_heads"], "attention_bias": False},
     ),
     "phi3": Architecture(
-        tensors=_LLAMA_TENSORS
-        | {"blk.{i}.attn_qkv": _LAYER + "self_attn.qkv_proj", "blk.{i}.ffn_up": _LAYER + "mlp.gate_up_proj"},
-        keys={**_KEYS, "attention.sliding_window": "sliding_window"},
+        tensors=_LLAMA_TENSORS | _in_layers({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+        keys=_KEYS | _WINDOW_KEYS,
         fixed=_usual_heads,
     ),
     "gpt2": Architecture(
