@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.families.family import Column, Key, Table, Tensors, register_tables
+from xformer.families.family import Column, Key, Table, Tensors
 from xformer.families.layouts import affine, attention, feed_forward, linear, same, single_row, skip_rows, transposed
 from xformer.families.values import activation, named, read_decoder_ids, tied, write_decoder_ids
-from xformer.models import SpeechTransformer, SpeechTransformerConfig, Transformer, TransformerConfig
+from xformer.models import SpeechTransformer, Transformer, TransformerConfig
 
 # What Whisper has, too
 _SHARED = Table(
     model_type="",
-    config_class=TransformerConfig,
+    model=Transformer,
     keys=named(
         "num_encoder_layers:encoder_layers num_decoder_layers:decoder_layers d_model num_heads:encoder_attention_heads "
         "d_ff:encoder_ffn_dim"
@@ -31,12 +31,16 @@ _SHARED = Table(
         "decoder_ffn_dim": lambda fields: fields["d_ff"],
     },
     skipped="num_hidden_layers",
+    prefix="model.",
     written={
         "is_encoder_decoder": True,
         "decoder_attention_heads": lambda config: config.num_heads,
         "decoder_ffn_dim": lambda config: config.d_ff,
     },
 )
+
+
+_COPIES = ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")  # of the embedding, in tied models
 
 
 def _table(model_type: str, architecture: str, **fields: Any) -> Table:
@@ -72,6 +76,9 @@ def _table(model_type: str, architecture: str, **fields: Any) -> Table:
         "hidden_size num_attention_heads static_position_embeddings force_bos_token_to_be_generated "
         f"do_blenderbot_90_layernorm layernorm_variant unk_token_id {_SHARED.skipped}",
         written={**_SHARED.written, "bos_token_id": None, "forced_eos_token_id": None},
+        tensors=_tensors,
+        tied={f"{name}.weight": "model.shared.weight" for name in _COPIES},
+        ignored=("*.embed_positions.weight", "*.version"),  # learned positions have an entry in the table
     )
 
 
@@ -118,8 +125,7 @@ _LEARNED = {"positions": "learned", "embedding_norm": True}
 _SINUSOIDAL = {"positions": "sinusoidal", "sinusoidal_layout": "halves"}
 _FAIRSEQ = {"positions": "sinusoidal", "sinusoidal_layout": "fairseq"}
 _GENERATION = "ForConditionalGeneration"
-register_tables(
-    _table("bart", f"Bart{_GENERATION}", norm_position="post", **_LEARNED),
+_table("bart", f"Bart{_GENERATION}", norm_position="post", **_LEARNED).register(
     _table("mbart", f"MBart{_GENERATION}", norm_position="pre", **_LEARNED),
     _table("marian", "MarianMTModel", norm_position="post", **_SINUSOIDAL),
     _table("pegasus", f"Pegasus{_GENERATION}", norm_position="pre", **_SINUSOIDAL),
@@ -132,44 +138,31 @@ register_tables(
         decoder_norm_before_positions=True,
         **_LEARNED,
     ),
-    model=Transformer,
-    tensors=_tensors,
-    prefix="model.",
-    tied={
-        "model.encoder.embed_tokens.weight": "model.shared.weight",
-        "model.decoder.embed_tokens.weight": "model.shared.weight",
-        "lm_head.weight": "model.shared.weight",
-    },
-    ignored=("*.embed_positions.weight", "*.version"),  # learned positions have an entry in the table
 )
 
 
 # --- Whisper ----------------------------------------------------------------------------------------------------------
 
 _OUTPUT = "proj_out.weight"
-register_tables(
-    _SHARED.variant(
-        "whisper",
-        "WhisperForConditionalGeneration",
-        config_class=SpeechTransformerConfig,
-        keys=_SHARED.keys
-        | named("source_vocab_size:num_mel_bins=80 target_vocab_size:vocab_size max_source_positions=1500")
-        | named("max_positions:max_target_positions=448"),
-        columns=(*_SHARED.columns, tied(_OUTPUT)),
-        fixed={**_SHARED.fixed, "key_bias": False, "positions": "learned", "scale_embeddings": False},
-        required={**_SHARED.required, "use_weighted_layer_sum": False},
-        # scale_embedding, which transformers does not use, and keys for training or generation only
-        skipped="classifier_proj_size median_filter_width scale_embedding apply_spec_augment mask_time_prob "
-        "mask_time_length mask_time_min_masks mask_feature_prob mask_feature_length mask_feature_min_masks "
-        f"suppress_tokens begin_suppress_tokens forced_decoder_ids {_SHARED.skipped}",
-        written={**_SHARED.written, "bos_token_id": lambda config: config.bos_id, "begin_suppress_tokens": None},
-    ),
+_SHARED.variant(
+    "whisper",
+    "WhisperForConditionalGeneration",
     model=SpeechTransformer,
+    keys=_SHARED.keys
+    | named("source_vocab_size:num_mel_bins=80 target_vocab_size:vocab_size max_source_positions=1500")
+    | named("max_positions:max_target_positions=448"),
+    columns=(*_SHARED.columns, tied(_OUTPUT)),
+    fixed={**_SHARED.fixed, "key_bias": False, "positions": "learned", "scale_embeddings": False},
+    required={**_SHARED.required, "use_weighted_layer_sum": False},
+    # scale_embedding, which transformers does not use, and keys for training or generation only
+    skipped="classifier_proj_size median_filter_width scale_embedding apply_spec_augment mask_time_prob "
+    "mask_time_length mask_time_min_masks mask_feature_prob mask_feature_length mask_feature_min_masks "
+    f"suppress_tokens begin_suppress_tokens forced_decoder_ids {_SHARED.skipped}",
+    written={**_SHARED.written, "bos_token_id": lambda config: config.bos_id, "begin_suppress_tokens": None},
     tensors={"model.decoder.embed_tokens.weight": same("target_embedding.weight"), _OUTPUT: transposed("output.weight")}
     | _stack("encoder")
     | _stack("decoder")
     | linear("model.encoder.conv1", "source_embedding.conv1")
     | linear("model.encoder.conv2", "source_embedding.conv2"),
-    prefix="model.",
     tied={_OUTPUT: "model.decoder.embed_tokens.weight"},
-)
+).register()

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xformer.errors import ConfigError
-from xformer.families.family import REQUIRED, Column, ConfigReader, Key, Table, Tensors, TensorTable, register_tables
+from xformer.families.family import REQUIRED, Column, ConfigReader, Key, Table, Tensors
 from xformer.families.layouts import affine, attention, feed_forward, linear, same, skip_rows
 from xformer.families.values import LABELS, activation, has_tensor, named, read_special_ids, sizes, write_special_ids
 from xformer.models import Encoder, EncoderConfig
+from xformer.models.base import BaseModel
 
 _TYPES = {"num_token_types": Key("type_vocab_size", 2)}
 _RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
@@ -39,15 +40,22 @@ class EncoderTable(Table):
         masked_lm: Endings of the names of tensors of the head of masked tokens.
         pad_id: The only id of padding; None for any.
         default_pad_id: Id of padding if config.json has none.
+        ignored: As in `Family`, besides position_ids.
     """
 
-    config_class: Any = EncoderConfig
+    model: type[BaseModel] = Encoder
     required: dict[str, Any] = field(default_factory=lambda: {"position_embedding_type": "absolute"})
     activation: Column = _GELU
     pooler: tuple[str, ...]
     masked_lm: tuple[str, ...]
     pad_id: int | None = None
     default_pad_id: int = 0
+    renamed: Mapping[str, str] = field(default_factory=lambda: _RENAMED)
+
+    def of_family(self) -> dict[str, Any]:
+        """Return the fields that describe the tensors of the family; the name of the embedding has the prefix."""
+        prefix = f"{next(iter(self.tied.values())).split('.')[0]}."
+        return super().of_family() | {"prefix": prefix, "ignored": ("*.position_ids", *self.ignored)}
 
     def all_columns(self) -> tuple[Column, ...]:
         """Return the columns with those of the activation, the heads and special tokens."""
@@ -78,20 +86,6 @@ class EncoderTable(Table):
         """Return the name of the class in transformers."""
         head = "ForMaskedLM" if config.masked_lm else "ForSequenceClassification" if config.num_labels else "Model"
         return super().class_name(config, head)
-
-
-def register_encoder(table: EncoderTable, tensors: TensorTable, tied: Mapping[str, str], **options: Any) -> None:
-    """Register a family of encoders.
-
-    Args:
-        table: Its table.
-        tensors: As in `Family`.
-        tied: As in `Family`; the name of the embedding begins with the prefix of the tensors.
-        **options: `renamed` as in `Family`, and `ignored`, further patterns of the names of constant tensors.
-    """
-    options = {"renamed": _RENAMED, "prefix": f"{next(iter(tied.values())).split('.')[0]}.", **options}
-    options["ignored"] = ("*.position_ids", *options.get("ignored", ()))
-    register_tables(table, model=Encoder, tensors=tensors, tied=tied, **options)
 
 
 _OURS = "layers.{i}."
@@ -135,17 +129,15 @@ def encoder_tensors(
     }
 
 
-register_encoder(
-    EncoderTable(
-        model_type="bert",
-        keys={**sizes("layer_norm_eps", 1e-12), **_TYPES},
-        pooler=("tanh", "pooler.dense.weight"),
-        masked_lm=("transform.dense.weight",),
-        fixed=SAME_ACTIVATION,
-        skipped="output_hidden_size pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
-        "pooler_size_per_head pooler_type directionality",
-    ),
-    encoder_tensors("bert.")
+EncoderTable(
+    model_type="bert",
+    keys={**sizes("layer_norm_eps", 1e-12), **_TYPES},
+    pooler=("tanh", "pooler.dense.weight"),
+    masked_lm=("transform.dense.weight",),
+    fixed=SAME_ACTIVATION,
+    skipped="output_hidden_size pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
+    "pooler_size_per_head pooler_type directionality",
+    tensors=encoder_tensors("bert.")
     | linear("bert.pooler.dense", "pooler.linear")
     | masked_lm_head("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions")
     | linear("classifier", "classifier"),
@@ -154,44 +146,40 @@ register_encoder(
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
     ignored=("cls.seq_relationship.*",),
-)
+).register()
 
 
-register_encoder(
-    EncoderTable(
-        model_type="electra",
-        keys=sizes("layer_norm_eps", 1e-12, 512)
-        | _TYPES
-        | {"embedding_dim": Key("embedding_size", 128, write=lambda config: config.embedding_dim or config.d_model)},
-        pooler=("gelu", "classifier.dense.weight"),
-        masked_lm=("generator_predictions.dense.weight",),
-        # Without a map that turns them into d_model, if they have as many features
-        fixed={"embedding_dim": lambda f: None if f["embedding_dim"] == f["d_model"] else f["embedding_dim"]},
-        skipped="summary_type summary_use_proj summary_activation",
-    ),
-    encoder_tensors("electra.")
+EncoderTable(
+    model_type="electra",
+    keys=sizes("layer_norm_eps", 1e-12, 512)
+    | _TYPES
+    | {"embedding_dim": Key("embedding_size", 128, write=lambda config: config.embedding_dim or config.d_model)},
+    pooler=("gelu", "classifier.dense.weight"),
+    masked_lm=("generator_predictions.dense.weight",),
+    # Without a map that turns them into d_model, if they have as many features
+    fixed={"embedding_dim": lambda f: None if f["embedding_dim"] == f["d_model"] else f["embedding_dim"]},
+    skipped="summary_type summary_use_proj summary_activation",
+    tensors=encoder_tensors("electra.")
     | linear("electra.embeddings_project", "input.projection")
     | masked_lm_head("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head")
     | linear("classifier.dense", "pooler.linear")
     | linear("classifier.out_proj", "classifier"),
     tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     ignored=("discriminator_predictions.*",),
-)
+).register()
 
 _ALBERT_LAYER = "encoder.albert_layer_groups.0.albert_layers.0"
 _ALBERT_NAMES = "attention.LayerNorm full_layer_layer_norm", "ffn ffn_output"
-register_encoder(
-    EncoderTable(
-        model_type="albert",
-        keys={**sizes("layer_norm_eps", 1e-12, 512), **_TYPES, "embedding_dim": Key("embedding_size", 128)},
-        activation=activation("hidden_act", "gelu_new"),
-        pooler=("tanh", "pooler.weight"),
-        masked_lm=("predictions.dense.weight",),
-        fixed={**SAME_ACTIVATION, "share_layers": True},
-        required={"position_embedding_type": "absolute", "num_hidden_groups": 1, "inner_group_num": 1},
-        skipped="down_scale_factor gap_size net_structure_type num_memory_blocks",
-    ),
-    encoder_tensors("albert.", "query key value dense", *_ALBERT_NAMES, layer=_ALBERT_LAYER, ours="layers.0.")
+EncoderTable(
+    model_type="albert",
+    keys={**sizes("layer_norm_eps", 1e-12, 512), **_TYPES, "embedding_dim": Key("embedding_size", 128)},
+    activation=activation("hidden_act", "gelu_new"),
+    pooler=("tanh", "pooler.weight"),
+    masked_lm=("predictions.dense.weight",),
+    fixed={**SAME_ACTIVATION, "share_layers": True},
+    required={"position_embedding_type": "absolute", "num_hidden_groups": 1, "inner_group_num": 1},
+    skipped="down_scale_factor gap_size net_structure_type num_memory_blocks",
+    tensors=encoder_tensors("albert.", "query key value dense", *_ALBERT_NAMES, layer=_ALBERT_LAYER, ours="layers.0.")
     | linear("albert.encoder.embedding_hidden_mapping_in", "input.projection")
     | linear("albert.pooler", "pooler.linear")
     | masked_lm_head("predictions.dense", "predictions.LayerNorm", "predictions")
@@ -201,7 +189,7 @@ register_encoder(
         "predictions.decoder.bias": "predictions.bias",
     },
     ignored=("sop_classifier.*",),
-)
+).register()
 
 
 # --- RoBERTa and MPNet ------------------------------------------------------------------------------------------------
@@ -226,10 +214,6 @@ def _roberta_heads(prefix: str, config: EncoderConfig) -> Tensors:
     }
 
 
-def _roberta_tensors(config: EncoderConfig) -> Tensors:
-    return {**encoder_tensors("roberta."), **_roberta_heads("roberta.", config)}
-
-
 _MPNET_TENSORS = {
     **encoder_tensors("mpnet.", "attn.q attn.k attn.v attn.o", "attention.LayerNorm output.LayerNorm"),
     "mpnet.encoder.relative_attention_bias.weight": same("positions.weight"),
@@ -247,6 +231,8 @@ _ROBERTA = EncoderTable(
     pooler=("tanh", "pooler.dense.weight", "classifier.dense.weight"),
     masked_lm=("lm_head.dense.weight",),
     pad_id=1,
+    tensors=lambda config: encoder_tensors("roberta.") | _roberta_heads("roberta.", config),
+    tied=_tied("roberta"),
 )
 _MPNET = _ROBERTA.variant(
     "mpnet",
@@ -255,10 +241,12 @@ _MPNET = _ROBERTA.variant(
     fixed={"relative_bias": True},
     required={"relative_attention_num_buckets": 32},
     written={"relative_attention_num_buckets": 32},
+    tensors=lambda config: _MPNET_TENSORS | _roberta_heads("mpnet.", config),
+    tied=_tied("mpnet"),
 )
 for _type, _name in {"roberta": "", "xlm-roberta": "XLMRoberta", "camembert": ""}.items():
-    register_encoder(_ROBERTA.variant(_type, _name), _roberta_tensors, _tied("roberta"))
-register_encoder(_MPNET, lambda config: {**_MPNET_TENSORS, **_roberta_heads("mpnet.", config)}, _tied("mpnet"))
+    _ROBERTA.variant(_type, _name).register()
+_MPNET.register()
 
 
 # --- DistilBERT -------------------------------------------------------------------------------------------------------
@@ -268,22 +256,20 @@ _DISTIL_SIZES = (
     "d_ff:hidden_dim max_positions:max_position_embeddings"
 )
 _DISTIL_NAMES = "q_lin k_lin v_lin out_lin", "sa_layer_norm output_layer_norm", "ffn.lin1 ffn.lin2"
-register_encoder(
-    EncoderTable(
-        model_type="distilbert",
-        architecture="DistilBert",
-        keys=named(_DISTIL_SIZES),
-        activation=activation("activation", "gelu"),
-        pooler=("relu", "pre_classifier.weight"),
-        masked_lm=("vocab_transform.weight",),
-        fixed={**SAME_ACTIVATION, "norm_epsilon": 1e-12},
-        required={},
-        # Of the first versions; and the file contains the positions either way.
-        skipped="tie_weights_ sinusoidal_pos_embds",
-    ),
-    encoder_tensors("distilbert.", *_DISTIL_NAMES, layer="transformer.layer.{i}")
+EncoderTable(
+    model_type="distilbert",
+    architecture="DistilBert",
+    keys=named(_DISTIL_SIZES),
+    activation=activation("activation", "gelu"),
+    pooler=("relu", "pre_classifier.weight"),
+    masked_lm=("vocab_transform.weight",),
+    fixed={**SAME_ACTIVATION, "norm_epsilon": 1e-12},
+    required={},
+    # Of the first versions; and the file contains the positions either way.
+    skipped="tie_weights_ sinusoidal_pos_embds",
+    tensors=encoder_tensors("distilbert.", *_DISTIL_NAMES, layer="transformer.layer.{i}")
     | masked_lm_head("vocab_transform", "vocab_layer_norm", "vocab_projector")
     | linear("pre_classifier", "pooler.linear")
     | linear("classifier", "classifier"),
     tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
-)
+).register()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from xformer.errors import ConfigError
-from xformer.families.family import Column, ConfigReader, Key, Table, Tensors, register_tables
+from xformer.families.family import Column, ConfigReader, Key, Table, Tensors
 from xformer.families.layouts import (
     affine,
     attention,
@@ -20,7 +20,7 @@ from xformer.families.layouts import (
 )
 from xformer.families.values import activation, sizes
 from xformer.families.vit import image_keys, sides
-from xformer.models import EncoderConfig, ImageEncoderConfig, ImageTextEncoder, ImageTextEncoderConfig
+from xformer.models import Encoder, EncoderConfig, ImageEncoder, ImageTextEncoder
 
 _OLD_EOS = 2  # in files from before transformers 4.31, it stands for the highest id of a text
 
@@ -37,7 +37,7 @@ def _write_eos_id(config: EncoderConfig) -> int:
 _SKIPPED = "projection_dim bos_token_id eos_token_id pad_token_id projection_size"
 _CLIP_TEXT = Table(
     model_type="clip_text_model",
-    config_class=EncoderConfig,
+    model=Encoder,
     keys=sizes("layer_norm_eps", 1e-5, 77, vocab_size=49408, num_layers=12, d_model=512, num_heads=8, d_ff=2048)
     | {"eos_id": Key("eos_token_id", 49407, write=_write_eos_id)},
     columns=(activation("hidden_act", "quick_gelu"),),
@@ -48,7 +48,7 @@ _CLIP_TEXT = Table(
 )
 _CLIP_IMAGE = Table(
     model_type="clip_vision_model",
-    config_class=ImageEncoderConfig,
+    model=ImageEncoder,
     keys=image_keys(1e-5),
     columns=(sides(32), activation("hidden_act", "quick_gelu")),
     fixed={"pooler": "identity", "patch_bias": False, "embedding_norm": True, "head_bias": False},
@@ -91,25 +91,6 @@ def _read_projection(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, 
     return {name: replace(config, projection_dim=size) for name, config in fields.items()}
 
 
-_CLIP = Table(
-    model_type="clip",
-    architecture="CLIPModel",
-    config_class=ImageTextEncoderConfig,
-    columns=(
-        _sections(_CLIP_TEXT, _CLIP_IMAGE),
-        Column(_read_projection, lambda config: {"projection_dim": config.text.pooled_features}),
-    ),
-    skipped="logit_scale_init_value",
-)
-_SIGLIP = Table(
-    model_type="siglip",
-    architecture="SiglipModel",
-    config_class=ImageTextEncoderConfig,
-    columns=(_sections(_SIGLIP_TEXT, _SIGLIP_IMAGE),),
-    fixed={"sigmoid": True},
-)
-
-
 # --- Tensors ----------------------------------------------------------------------------------------------------------
 
 
@@ -135,9 +116,15 @@ _SHARED = {
 }
 _HEAD, _POOLER = "vision_model.head.", "image.pooler."
 _PROJECTIONS = [f"{_POOLER}attention.{part}" for part in ("query", "key", "value")]
-register_tables(
-    _CLIP,
+Table(
+    model_type="clip",
+    architecture="CLIPModel",
     model=ImageTextEncoder,
+    columns=(
+        _sections(_CLIP_TEXT, _CLIP_IMAGE),
+        Column(_read_projection, lambda config: {"projection_dim": config.text.pooled_features}),
+    ),
+    skipped="logit_scale_init_value",
     ignored=("*.position_ids",),
     tensors={
         **_SHARED,
@@ -147,10 +134,13 @@ register_tables(
         "visual_projection.weight": transposed("image.pooler.linear.weight"),
         "logit_scale": without_row_axis("logit_scale"),
     },
-)
-register_tables(
-    _SIGLIP,
+).register()
+Table(
+    model_type="siglip",
+    architecture="SiglipModel",
     model=ImageTextEncoder,
+    columns=(_sections(_SIGLIP_TEXT, _SIGLIP_IMAGE),),
+    fixed={"sigmoid": True},
     ignored=("*.position_ids",),
     tensors={
         **_SHARED,
@@ -164,4 +154,4 @@ register_tables(
         "logit_scale": same("logit_scale"),
         "logit_bias": same("logit_bias"),
     },
-)
+).register()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.errors import CheckpointError
-from xformer.families.bert import SAME_ACTIVATION, EncoderTable, encoder_tensors, masked_lm_head, register_encoder
+from xformer.families.bert import SAME_ACTIVATION, EncoderTable, encoder_tensors, masked_lm_head
 from xformer.families.family import Column, ConfigReader, Key
 from xformer.families.layouts import affine, linear, same
 from xformer.families.values import ACTIVATION_NAMES, read_activation, sizes
@@ -52,23 +52,21 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
-register_encoder(
-    EncoderTable(
-        model_type="deberta-v2",
-        architecture="DebertaV2",
-        keys=sizes("layer_norm_eps", 1e-7, 512)
-        | {"relative_buckets": Key("position_buckets", read=lambda n: 2 * n, write=lambda c: c.relative_buckets // 2)},
-        columns=(Column(_read, _write),),
-        pooler=("gelu", "pooler.dense.weight"),
-        masked_lm=("transform.dense.weight", "lm_head.dense.weight"),
-        fixed=SAME_ACTIVATION
-        | {"positions": "disentangled", "attention_scale": lambda fields: (_NUM_SCORES * _head_dim(fields)) ** -0.5},
-        required={"conv_groups": 1, "attention_head_size": _head_dim}
-        | dict.fromkeys(("embedding_size", "pooler_hidden_size"), lambda fields: fields["d_model"]),
-        skipped=f"legacy pos_att_type conv_act {' '.join(_FIXED)}",
-        written={**_FIXED, "pos_att_type": ["p2c", "c2p"], "legacy": False},
-    ),
-    encoder_tensors("deberta.", "self.query_proj self.key_proj self.value_proj output.dense")
+EncoderTable(
+    model_type="deberta-v2",
+    architecture="DebertaV2",
+    keys=sizes("layer_norm_eps", 1e-7, 512)
+    | {"relative_buckets": Key("position_buckets", read=lambda n: 2 * n, write=lambda c: c.relative_buckets // 2)},
+    columns=(Column(_read, _write),),
+    pooler=("gelu", "pooler.dense.weight"),
+    masked_lm=("transform.dense.weight", "lm_head.dense.weight"),
+    fixed=SAME_ACTIVATION
+    | {"positions": "disentangled", "attention_scale": lambda fields: (_NUM_SCORES * _head_dim(fields)) ** -0.5},
+    required={"conv_groups": 1, "attention_head_size": _head_dim}
+    | dict.fromkeys(("embedding_size", "pooler_hidden_size"), lambda fields: fields["d_model"]),
+    skipped=f"legacy pos_att_type conv_act {' '.join(_FIXED)}",
+    written={**_FIXED, "pos_att_type": ["p2c", "c2p"], "legacy": False},
+    tensors=encoder_tensors("deberta.", "self.query_proj self.key_proj self.value_proj output.dense")
     | {"deberta.encoder.rel_embeddings.weight": same("distances.weight")}
     | affine("deberta.encoder.LayerNorm", "distances.norm")
     | linear("deberta.encoder.conv.conv", "layers.0.convolution")
@@ -86,4 +84,4 @@ register_encoder(
         "cls.predictions.bias": "lm_predictions.lm_head.bias",
     },
     ignored=("*.embeddings.position_embeddings.weight", "mask_predictions.*"),
-)
+).register()

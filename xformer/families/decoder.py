@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from xformer.families.family import Column, Table, Tensors, TensorTable, register_tables, value_of
+from xformer.families.family import Column, Table, Tensors, value_of
 from xformer.families.layouts import affine, attention, feed_forward, same, transposed
 from xformer.families.values import SWIGLU, read_output, write_output
 from xformer.models import LanguageModel, LanguageModelConfig
+from xformer.models.base import BaseModel
 
 # Prefixes of the names of tensors and of parameters of a layer
 LAYER, OURS = "model.layers.{i}.", "layers.{i}."
@@ -67,13 +68,24 @@ class Decoder(Table):
         activation: Column of the activation; None if the field is fixed and has no key.
         rope: Column of rotary positions; None without them.
         output: Name of the tensor of the output matrix.
+        embedding: Name of the tensor of the embedding, which tied models have as output matrix.
+        tensors: As in `Family`, without the embedding and the output matrix.
     """
 
-    config_class: Any = LanguageModelConfig
+    model: type[BaseModel] = LanguageModel
     head: str = "ForCausalLM"
     activation: Column | None = SWIGLU
     rope: Column | None = None
     output: str = "lm_head.weight"
+    embedding: str = "model.embed_tokens.weight"
+    prefix: str = "model."
+    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
+
+    def of_family(self) -> dict[str, Any]:
+        """Return the fields that describe the tensors of the family."""
+        ends = {self.embedding: same("embedding.weight"), self.output: transposed("output.weight")}
+        whole = {"tensors": lambda config: {**ends, **value_of(self.tensors, config)}}
+        return super().of_family() | whole | {"tied": {self.output: self.embedding}}
 
     def all_columns(self) -> tuple[Column, ...]:
         """Return the columns with those of the activation, rotary positions, the output matrix and special tokens."""
@@ -83,26 +95,3 @@ class Decoder(Table):
     def class_name(self, config: LanguageModelConfig, head: str = "") -> str:
         """Return the name of the class in transformers, also that of a base model."""
         return super().class_name(config, self.head if config.has_output else "Model")
-
-
-def register_decoders(
-    *decoders: Decoder,
-    tensors: TensorTable,
-    prefix: str = "model.",
-    embedding: str = "model.embed_tokens.weight",
-    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",),
-) -> None:
-    """Register a family of language models.
-
-    Args:
-        *decoders: The tables of its types.
-        tensors: As in `Family`, without the embedding and the output matrix.
-        prefix: As in `Family`.
-        embedding: Name of the tensor of the embedding, which tied models have as output matrix.
-        ignored: As in `Family`.
-    """
-    output = decoders[0].output
-    ends = {embedding: same("embedding.weight"), output: transposed("output.weight")}
-    options: dict[str, Any] = {"prefix": prefix, "tied": {output: embedding}, "ignored": ignored}
-    options["tensors"] = lambda config: {**ends, **value_of(tensors, config)}
-    register_tables(*decoders, model=LanguageModel, **options)

@@ -305,7 +305,7 @@ class Table:
         model_type: The type.
         architecture: Name of the class in transformers, or a function of the configuration; "" for a section. Of a
             `Decoder` or an `EncoderTable` the first part of the name; "" for the type in CamelCase.
-        config_class: Class of the configuration.
+        model: Class of the model.
         keys: {field: key}, read and written.
         unwritten: The same for keys that are only read, since transformers ignores them or writes their default.
         columns: What is not one key for one field, in this order.
@@ -313,11 +313,12 @@ class Table:
         required: {key: its only value, or a function of the fields that returns it}.
         skipped: Keys that may have any value.
         written: {key: value, or function of the configuration} that are written, too.
+        tensors: As in `Family`; so are `prefix`, `tied`, `ignored` and `renamed`.
     """
 
     model_type: str
     architecture: Any = ""
-    config_class: Any
+    model: type[BaseModel]
     keys: dict[str, Key] = field(default_factory=dict)
     unwritten: dict[str, Key] = field(default_factory=dict)
     columns: tuple[Column, ...] = ()
@@ -325,6 +326,26 @@ class Table:
     required: dict[str, Any] = field(default_factory=dict)
     skipped: str = ""
     written: dict[str, Any] = field(default_factory=dict)
+    tensors: TensorTable = field(default_factory=dict)
+    prefix: str = ""
+    tied: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def register(self, *others: Table) -> None:
+        """Register the family of this type and of others that have the same tensors."""
+        types = {table.model_type: table for table in (self, *others)}
+        Family(
+            model_types=tuple(types),
+            model=self.model,
+            read_config=lambda reader: types[reader.model_type].read_config(reader),
+            write_config=lambda config, model_type: types[model_type].write_config(config),
+            **self.of_family(),
+        ).register()
+
+    def of_family(self) -> dict[str, Any]:
+        """Return the fields that describe the tensors of the family."""
+        return {name: getattr(self, name) for name in ("tensors", "prefix", "tied", "ignored", "renamed")}
 
     def variant(self, model_type: str, architecture: str = "", **changes: Any) -> Self:
         """Return the table of a similar type."""
@@ -354,7 +375,7 @@ class Table:
         for required, value in self.required.items():
             reader.require(required, value_of(value, fields))
         fields |= {name: value_of(value, fields) for name, value in self.fixed.items()}
-        return self.config_class(**fields)
+        return self.model.config_class(**fields)
 
     def write_config(self, config: Any) -> dict[str, Any]:
         """Translate a configuration into the values of config.json; raise ConfigError if a column does not fit."""
@@ -371,16 +392,3 @@ class Table:
 def value_of(value: Any, known: Any) -> Any:
     """Return a value of a table, which may be a function of what is known: the fields, or the configuration."""
     return value(known) if callable(value) else value
-
-
-def register_tables(*tables: Table, model: type[BaseModel], tensors: TensorTable, **options: Any) -> None:
-    """Register a family whose types have these tables; for the other arguments, see `Family`."""
-    types = {table.model_type: table for table in tables}
-    Family(
-        model_types=tuple(types),
-        model=model,
-        tensors=tensors,
-        read_config=lambda reader: types[reader.model_type].read_config(reader),
-        write_config=lambda config, model_type: types[model_type].write_config(config),
-        **options,
-    ).register()

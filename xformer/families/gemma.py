@@ -9,8 +9,8 @@ from dataclasses import fields
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
-from xformer.families.decoder import SANDWICH_NORMS, Decoder, decoder, register_decoders
-from xformer.families.family import REQUIRED, Column, ConfigReader, Key, Table, Tensors, register_tables
+from xformer.families.decoder import SANDWICH_NORMS, Decoder, decoder
+from xformer.families.family import REQUIRED, Column, ConfigReader, Key, Table, Tensors
 from xformer.families.layouts import attention, feed_forward, plus_one, same, transposed
 from xformer.families.values import (
     every_nth_full,
@@ -65,6 +65,7 @@ _GEMMA2 = Decoder(
     columns=(windows(every_nth_full(2, *_PATTERN), default=4096),),
     required={"use_bidirectional_attention": False},
     skipped="cache_implementation hidden_act",  # hidden_activation replaces the latter
+    tensors=decoder(SANDWICH_NORMS, _norm),
 )
 _GEMMA3 = _GEMMA2.variant(
     "gemma3_text",
@@ -73,7 +74,7 @@ _GEMMA3 = _GEMMA2.variant(
     rope=local_rope(1e6, 1e4, local_key="rope_local_base_freq"),
     columns=(windows(every_nth_full(6, *_PATTERN), default=4096),),
 )
-register_decoders(_GEMMA2, _GEMMA3, tensors=decoder(SANDWICH_NORMS, _norm))
+_GEMMA2.register(_GEMMA3)
 
 
 # --- T5Gemma ----------------------------------------------------------------------------------------------------------
@@ -145,16 +146,13 @@ def _stack(side: str) -> Tensors:
     return tensors | feed_forward(theirs + "mlp", ours + "feed_forward")
 
 
-register_tables(
-    Table(
-        model_type="t5gemma",
-        architecture="T5GemmaForConditionalGeneration",
-        config_class=TransformerConfig,
-        columns=(Column(_read_sides, _write_sides), Column(_read_output, write_output)),
-        skipped="vocab_size",
-        written={"is_encoder_decoder": True, "vocab_size": lambda config: config.target_vocab_size},
-    ),
+Table(
+    model_type="t5gemma",
+    architecture="T5GemmaForConditionalGeneration",
     model=Transformer,
+    columns=(Column(_read_sides, _write_sides), Column(_read_output, write_output)),
+    skipped="vocab_size",
+    written={"is_encoder_decoder": True, "vocab_size": lambda config: config.target_vocab_size},
     prefix="model.",
     tied={"lm_head.out_proj.weight": "model.decoder.embed_tokens.weight"},
     ignored=("*.rotary_emb.inv_freq",),
@@ -165,4 +163,4 @@ register_tables(
         **_stack("decoder"),
         "lm_head.out_proj.weight": transposed("output.weight"),
     },
-)
+).register()

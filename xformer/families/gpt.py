@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.families.decoder import Decoder, register_decoders
+from xformer.families.decoder import Decoder
 from xformer.families.family import Column, ConfigReader, Key, Tensors
 from xformer.families.layouts import (
     affine,
@@ -33,18 +33,16 @@ def _four_times(fields: dict[str, Any]) -> int:
 
 
 _LAYER = "transformer.h.{i}."
-register_decoders(
-    Decoder(
-        model_type="gpt2",
-        architecture="GPT2",
-        head="LMHeadModel",
-        keys=named(f"{_OLD_SIZES} d_model:n_embd,hidden_size max_positions:n_positions,max_position_embeddings")
-        | {"norm_epsilon": Key("layer_norm_epsilon", 1e-5), "d_ff": Key("n_inner", _four_times)},
-        fixed={"positions": "learned"},
-        activation=activation("activation_function", "gelu_new"),
-        required={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
-        skipped="n_ctx reorder_and_upcast_attn summary_type summary_use_proj summary_activation summary_proj_to_labels",
-    ),
+Decoder(
+    model_type="gpt2",
+    architecture="GPT2",
+    head="LMHeadModel",
+    keys=named(f"{_OLD_SIZES} d_model:n_embd,hidden_size max_positions:n_positions,max_position_embeddings")
+    | {"norm_epsilon": Key("layer_norm_epsilon", 1e-5), "d_ff": Key("n_inner", _four_times)},
+    fixed={"positions": "learned"},
+    activation=activation("activation_function", "gelu_new"),
+    required={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    skipped="n_ctx reorder_and_upcast_attn summary_type summary_use_proj summary_activation summary_proj_to_labels",
     tensors={
         "transformer.wpe.weight": same("input.positions.weight"),
         # The matrices are those of Conv1D, (in_features, out_features) like ours.
@@ -59,21 +57,19 @@ register_decoders(
     prefix="transformer.",
     embedding="transformer.wte.weight",
     ignored=("*.attn.bias", "*.attn.masked_bias"),
-)
+).register()
 
 _OPT_LAYER = "model.decoder.layers.{i}."
-register_decoders(
-    Decoder(
-        model_type="opt",
-        architecture="OPT",
-        keys={**SIZES, "d_ff": Key("ffn_dim")},
-        fixed={"positions": "learned"},
-        activation=activation("activation_function", "relu"),
-        # Without projected embeddings and norms after the sublayers, which only the model of 350 M has
-        required={"word_embed_proj_dim": lambda fields: fields["d_model"], "do_layer_norm_before": True}
-        | {"_remove_final_layer_norm": False, "enable_bias": True, "layer_norm_elementwise_affine": True},
-        written={"word_embed_proj_dim": lambda config: config.d_model, "do_layer_norm_before": True},
-    ),
+Decoder(
+    model_type="opt",
+    architecture="OPT",
+    keys={**SIZES, "d_ff": Key("ffn_dim")},
+    fixed={"positions": "learned"},
+    activation=activation("activation_function", "relu"),
+    # Without projected embeddings and norms after the sublayers, which only the model of 350 M has
+    required={"word_embed_proj_dim": lambda fields: fields["d_model"], "do_layer_norm_before": True}
+    | {"_remove_final_layer_norm": False, "enable_bias": True, "layer_norm_elementwise_affine": True},
+    written={"word_embed_proj_dim": lambda config: config.d_model, "do_layer_norm_before": True},
     tensors={"model.decoder.embed_positions.weight": skip_rows(2, "input.positions.weight")}
     | attention(_OPT_LAYER + "self_attn", _OURS + "self_attention")
     | affine(_OPT_LAYER + "self_attn_layer_norm", _OURS + "self_attention_residual.norm")
@@ -82,7 +78,7 @@ register_decoders(
     | affine("model.decoder.final_layer_norm", "norm"),
     embedding="model.decoder.embed_tokens.weight",
     ignored=(),
-)
+).register()
 
 
 def _layers(layer: str, attention: str, num_groups: int) -> Tensors:
@@ -101,17 +97,15 @@ def _norms(layer: str) -> Tensors:
     }
 
 
-register_decoders(
-    Decoder(
-        model_type="bloom",
-        keys=named(f"{_OLD_SIZES} d_model:hidden_size,n_embed")
-        | named("max_positions:seq_length=2048 norm_epsilon:layer_norm_epsilon=1e-5"),
-        fixed={"d_ff": _four_times, "activation": "gelu_tanh", "positions": "alibi", "embedding_norm": True},
-        activation=None,
-        required={"apply_residual_connection_post_layernorm": False},
-        skipped="unk_token_id offset_alibi slow_but_exact attention_softmax_in_fp32 masked_softmax_fusion "
-        "skip_bias_add skip_bias_add_qkv",
-    ),
+Decoder(
+    model_type="bloom",
+    keys=named(f"{_OLD_SIZES} d_model:hidden_size,n_embed")
+    | named("max_positions:seq_length=2048 norm_epsilon:layer_norm_epsilon=1e-5"),
+    fixed={"d_ff": _four_times, "activation": "gelu_tanh", "positions": "alibi", "embedding_norm": True},
+    activation=None,
+    required={"apply_residual_connection_post_layernorm": False},
+    skipped="unk_token_id offset_alibi slow_but_exact attention_softmax_in_fp32 masked_softmax_fusion "
+    "skip_bias_add skip_bias_add_qkv",
     tensors=lambda config: {
         **affine("transformer.word_embeddings_layernorm", "input.norm"),
         **_layers(_LAYER, "self_attention", config.num_heads),
@@ -121,7 +115,7 @@ register_decoders(
     prefix="transformer.",
     embedding="transformer.word_embeddings.weight",
     ignored=(),
-)
+).register()
 
 
 def _write_neox_rope(config: LanguageModelConfig) -> dict[str, Any]:
@@ -130,15 +124,13 @@ def _write_neox_rope(config: LanguageModelConfig) -> dict[str, Any]:
     return {"rope_parameters": parameters, **older}
 
 
-register_decoders(
-    Decoder(
-        model_type="gpt_neox",
-        architecture="GPTNeoX",
-        keys=sizes("layer_norm_eps", 1e-5) | named("parallel_residual:use_parallel_residual=true attention_bias=true"),
-        activation=activation("hidden_act", "gelu"),
-        rope=rope(10000.0, 0.25, _write_neox_rope),
-        output="embed_out.weight",
-    ),
+Decoder(
+    model_type="gpt_neox",
+    architecture="GPTNeoX",
+    keys=sizes("layer_norm_eps", 1e-5) | named("parallel_residual:use_parallel_residual=true attention_bias=true"),
+    activation=activation("hidden_act", "gelu"),
+    rope=rope(10000.0, 0.25, _write_neox_rope),
+    output="embed_out.weight",
     tensors=lambda config: {
         **_layers("gpt_neox.layers.{i}.", "attention", config.num_heads),
         **_norms("gpt_neox.layers.{i}."),
@@ -147,7 +139,7 @@ register_decoders(
     prefix="gpt_neox.",
     embedding="gpt_neox.embed_in.weight",
     ignored=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
-)
+).register()
 
 
 def _read_falcon(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
@@ -193,21 +185,19 @@ def _falcon_tensors(config: LanguageModelConfig) -> Tensors:
     }
 
 
-register_decoders(
-    Decoder(
-        model_type="falcon",
-        keys=sizes("layer_norm_epsilon", 1e-5, 2048)
-        | named("num_layers:num_hidden_layers,n_layer d_model:hidden_size,n_embed num_heads:num_attention_heads,n_head")
-        | {"attention_bias": Key("bias", False), "d_ff": Key("ffn_hidden_size", _four_times)},
-        fixed={"feed_forward_bias": lambda fields: fields["attention_bias"]},
-        activation=activation("activation", "gelu"),
-        rope=rope(10000.0),
-        required={"apply_residual_connection_post_layernorm": False},
-        skipped="auto_map ff_factor",  # ffn_hidden_size replaces the latter
-        columns=(Column(_read_falcon, _write_falcon),),
-    ),
+Decoder(
+    model_type="falcon",
+    keys=sizes("layer_norm_epsilon", 1e-5, 2048)
+    | named("num_layers:num_hidden_layers,n_layer d_model:hidden_size,n_embed num_heads:num_attention_heads,n_head")
+    | {"attention_bias": Key("bias", False), "d_ff": Key("ffn_hidden_size", _four_times)},
+    fixed={"feed_forward_bias": lambda fields: fields["attention_bias"]},
+    activation=activation("activation", "gelu"),
+    rope=rope(10000.0),
+    required={"apply_residual_connection_post_layernorm": False},
+    skipped="auto_map ff_factor",  # ffn_hidden_size replaces the latter
+    columns=(Column(_read_falcon, _write_falcon),),
     tensors=_falcon_tensors,
     prefix="transformer.",
     embedding="transformer.word_embeddings.weight",
     ignored=("*.inv_freq",),
-)
+).register()

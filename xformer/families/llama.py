@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
-from xformer.families.decoder import LAYER, OURS, Decoder, decoder, interleaved_decoder, norms_of, register_decoders
+from xformer.families.decoder import LAYER, OURS, Decoder, decoder, interleaved_decoder, norms_of
 from xformer.families.family import Column, ConfigReader, Key, Tensors
 from xformer.families.layouts import affine, attention, feed_forward, fused_linear, linear, plus_one, same
 from xformer.families.values import (
@@ -81,6 +81,7 @@ _LLAMA = Decoder(
     rope=rope(10000.0),
     columns=(NO_WINDOWS,),
     skipped="auto_map max_window_layers use_sliding_window",
+    tensors=decoder(),
 )
 _MISTRAL = _LLAMA.variant(
     "mistral", keys=_KEYS, unwritten=_BIASES, columns=(windows(default=4096, keys="sliding_window"),)
@@ -120,7 +121,7 @@ _GRANITE = _LLAMA.variant(
         "logits_scale": Key("logits_scaling", 1.0, read=lambda x: 1.0 / x, write=lambda c: 1.0 / c.logits_scale),
     },
 )
-register_decoders(_LLAMA, _MISTRAL, _MINISTRAL, _QWEN2, _QWEN3, _SEED_OSS, _SMOLLM3, _GRANITE, tensors=decoder())
+_LLAMA.register(_MISTRAL, _MINISTRAL, _QWEN2, _QWEN3, _SEED_OSS, _SMOLLM3, _GRANITE)
 
 
 # --- Command R and GLM ------------------------------------------------------------------------------------------------
@@ -138,6 +139,7 @@ _COHERE = Decoder(
     | {"head_dim": lambda fields: fields["d_model"] // fields["num_heads"]},
     written={"head_dim": lambda config: config.features_per_head},
     skipped="use_embedding_sharing use_parallel_embedding model_max_length cache_implementation",
+    tensors=lambda config: interleaved_decoder(config, {"input_layernorm": "residual.norm"}),
 )
 _PATTERN = ("sliding_window_pattern", "_sliding_window_pattern")
 _COHERE2 = _COHERE.variant(
@@ -145,13 +147,6 @@ _COHERE2 = _COHERE.variant(
     rope=rope(10000.0),
     columns=(windows(every_nth_full(4, *_PATTERN), default=4096), Column(without_positions)),
 )
-_GLM = Decoder(
-    model_type="glm",
-    keys={**sizes("rms_norm_eps", 1.5625e-7, 131072), **heads(2, 128), "attention_bias": Key("attention_bias", True)},
-    fixed={"norm": "rms", "attention_output_bias": False, "feed_forward_bias": False},
-    rope=rope(10000.0, 0.5),
-)
-_GLM4 = _GLM.variant("glm4", fixed={**_GLM.fixed, "norm_position": "sandwich"})
 _GLM_NORMS = {
     "input_layernorm": "self_attention_residual.norm",
     "post_self_attn_layernorm": "self_attention_residual.norm_after",
@@ -168,8 +163,16 @@ def _glm_tensors(config: LanguageModelConfig) -> Tensors:
     }
 
 
-register_decoders(_COHERE, _COHERE2, tensors=lambda c: interleaved_decoder(c, {"input_layernorm": "residual.norm"}))
-register_decoders(_GLM, _GLM4, tensors=_glm_tensors)
+_GLM = Decoder(
+    model_type="glm",
+    keys={**sizes("rms_norm_eps", 1.5625e-7, 131072), **heads(2, 128), "attention_bias": Key("attention_bias", True)},
+    fixed={"norm": "rms", "attention_output_bias": False, "feed_forward_bias": False},
+    rope=rope(10000.0, 0.5),
+    tensors=_glm_tensors,
+)
+_GLM4 = _GLM.variant("glm4", fixed={**_GLM.fixed, "norm_position": "sandwich"})
+_COHERE.register(_COHERE2)
+_GLM.register(_GLM4)
 
 
 # --- Phi --------------------------------------------------------------------------------------------------------------
@@ -183,27 +186,23 @@ def _write_phi3_rope(config: LanguageModelConfig) -> dict[str, Any]:
     return {**write_rope(config, writes_fraction=True), "original_max_position_embeddings": original}
 
 
-register_decoders(
-    _MISTRAL.variant(
-        "phi3",
-        keys={**sizes("rms_norm_eps", 1e-5, 2048), **heads()},
-        rope=rope(10000.0, 1.0, _write_phi3_rope),
-        columns=(windows(keys="sliding_window"),),
-    ),
+_MISTRAL.variant(
+    "phi3",
+    keys={**sizes("rms_norm_eps", 1e-5, 2048), **heads()},
+    rope=rope(10000.0, 1.0, _write_phi3_rope),
+    columns=(windows(keys="sliding_window"),),
     tensors=norms_of()
     | linear(LAYER + "self_attn.o_proj", OURS + "self_attention.output")
     | linear(LAYER + "mlp.down_proj", OURS + "feed_forward.down")
     | fused_linear(LAYER + "self_attn.qkv_proj", OURS + "self_attention", "query key value")
     | fused_linear(LAYER + "mlp.gate_up_proj", OURS + "feed_forward", "gate up"),
-)
-register_decoders(
-    Decoder(
-        model_type="phi",
-        keys={**sizes("layer_norm_eps", 1e-5, 2048), **heads(), "qk_norm": Key("qk_layernorm", False)},
-        fixed={"parallel_residual": True, "shared_norm": True, "output_bias": True},
-        activation=activation("hidden_act", "gelu_new"),
-        rope=rope(10000.0, 0.5),
-    ),
+).register()
+Decoder(
+    model_type="phi",
+    keys={**sizes("layer_norm_eps", 1e-5, 2048), **heads(), "qk_norm": Key("qk_layernorm", False)},
+    fixed={"parallel_residual": True, "shared_norm": True, "output_bias": True},
+    activation=activation("hidden_act", "gelu_new"),
+    rope=rope(10000.0, 0.5),
     tensors=attention(LAYER + "self_attn", OURS + "self_attention", "q_proj k_proj v_proj dense")
     | affine(LAYER + "self_attn.q_layernorm", OURS + "self_attention.query_norm")
     | affine(LAYER + "self_attn.k_layernorm", OURS + "self_attention.key_norm")
@@ -211,10 +210,16 @@ register_decoders(
     | feed_forward(LAYER + "mlp", OURS + "feed_forward", "fc1 fc2")
     | affine("model.final_layernorm", "norm")
     | {"lm_head.bias": same("output_bias")},
-)
+).register()
 
 
 # --- Arcee, Nemotron, Helium, ERNIE, StableLM, StarCoder 2 ------------------------------------------------------------
+
+
+def _norm_plus_one(tensor: str, parameter: str) -> Tensors:
+    """Return the layouts of a layer norm that multiplies by 1 + weight."""
+    return {f"{tensor}.weight": plus_one(f"{parameter}.weight"), f"{tensor}.bias": same(f"{parameter}.bias")}
+
 
 _ARCEE = Decoder(
     model_type="arcee",
@@ -222,9 +227,14 @@ _ARCEE = Decoder(
     fixed={"norm": "rms"},
     activation=activation("hidden_act", "relu2"),
     rope=rope(10000.0),
+    tensors=decoder(),
 )
 _NEMOTRON = _ARCEE.variant(
-    "nemotron", keys={**sizes("norm_eps", 1e-5, 4096), **heads(), **_BIASES}, fixed={}, rope=rope(10000.0, 0.5)
+    "nemotron",
+    keys={**sizes("norm_eps", 1e-5, 4096), **heads(), **_BIASES},
+    fixed={},
+    rope=rope(10000.0, 0.5),
+    tensors=decoder(norm=_norm_plus_one, names="up_proj down_proj"),
 )
 _HELIUM = _ARCEE.variant(
     "helium",
@@ -232,6 +242,7 @@ _HELIUM = _ARCEE.variant(
     fixed={"norm": "rms", "attention_output_bias": False},
     activation=SWIGLU,
     rope=rope(1e5),
+    tensors=interleaved_decoder,
 )
 _ERNIE = _ARCEE.variant(
     "ernie4_5",
@@ -242,12 +253,8 @@ _ERNIE = _ARCEE.variant(
     activation=SWIGLU,
     rope=rope(5e5),
     required={"compression_ratio": 1.0},
+    tensors=interleaved_decoder,
 )
-
-
-def _norm_plus_one(tensor: str, parameter: str) -> Tensors:
-    """Return the layouts of a layer norm that multiplies by 1 + weight."""
-    return {f"{tensor}.weight": plus_one(f"{parameter}.weight"), f"{tensor}.bias": same(f"{parameter}.bias")}
 
 
 def _stablelm_tensors(config: LanguageModelConfig) -> Tensors:
@@ -255,39 +262,33 @@ def _stablelm_tensors(config: LanguageModelConfig) -> Tensors:
     return decoder({"input_layernorm": f"{before}.norm", "post_attention_layernorm": "feed_forward_residual.norm"})
 
 
-register_decoders(_ARCEE, tensors=decoder())
-register_decoders(_HELIUM, tensors=interleaved_decoder)
-register_decoders(_ERNIE, tensors=interleaved_decoder)
-register_decoders(_NEMOTRON, tensors=decoder(norm=_norm_plus_one, names="up_proj down_proj"))
-register_decoders(
-    Decoder(
-        model_type="stablelm",
-        architecture="StableLm",
-        keys=sizes("layer_norm_eps", 1e-5, 4096)
-        | heads(32)
-        | named("attention_bias:use_qkv_bias=false")
-        | named("parallel_residual:use_parallel_residual=false shared_norm:use_parallel_residual=false"),
-        fixed={"attention_output_bias": False, "feed_forward_bias": False},
-        rope=rope(10000.0, 0.25),
-        required={"qk_layernorm": False, "head_dim": lambda fields: fields["d_model"] // fields["num_heads"]},
-    ),
+for _table in (_ARCEE, _HELIUM, _ERNIE, _NEMOTRON):
+    _table.register()
+Decoder(
+    model_type="stablelm",
+    architecture="StableLm",
+    keys=sizes("layer_norm_eps", 1e-5, 4096)
+    | heads(32)
+    | named("attention_bias:use_qkv_bias=false")
+    | named("parallel_residual:use_parallel_residual=false shared_norm:use_parallel_residual=false"),
+    fixed={"attention_output_bias": False, "feed_forward_bias": False},
+    rope=rope(10000.0, 0.25),
+    required={"qk_layernorm": False, "head_dim": lambda fields: fields["d_model"] // fields["num_heads"]},
     tensors=_stablelm_tensors,
-)
-register_decoders(
-    Decoder(
-        model_type="starcoder2",
-        keys=sizes("norm_epsilon", 1e-5, 4096)
-        | heads(2)
-        | named("attention_bias:use_bias=true feed_forward_bias:use_bias=true"),
-        activation=activation("hidden_act", "gelu_pytorch_tanh"),
-        rope=rope(10000.0),
-        columns=(windows(keys="sliding_window"),),
-        # hidden_act and norm_epsilon replace the first two.
-        skipped="activation_function layer_norm_epsilon attention_softmax_in_fp32 scale_attention_softmax_in_fp32",
-        required={"scale_attn_weights": True, "norm_type": "layer_norm", "mlp_type": "default"},
-    ),
+).register()
+Decoder(
+    model_type="starcoder2",
+    keys=sizes("norm_epsilon", 1e-5, 4096)
+    | heads(2)
+    | named("attention_bias:use_bias=true feed_forward_bias:use_bias=true"),
+    activation=activation("hidden_act", "gelu_pytorch_tanh"),
+    rope=rope(10000.0),
+    columns=(windows(keys="sliding_window"),),
+    # hidden_act and norm_epsilon replace the first two.
+    skipped="activation_function layer_norm_epsilon attention_softmax_in_fp32 scale_attention_softmax_in_fp32",
+    required={"scale_attn_weights": True, "norm_type": "layer_norm", "mlp_type": "default"},
     tensors=decoder(names="c_fc c_proj"),
-)
+).register()
 
 
 # --- OLMo and EXAONE --------------------------------------------------------------------------------------------------
@@ -302,19 +303,20 @@ def _read_exaone4(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any
     return {**read, **without_positions(reader, read)} if has_window else read
 
 
+_OLMO_NORMS = {
+    "post_attention_layernorm": "self_attention_residual.norm",
+    "post_feedforward_layernorm": "feed_forward_residual.norm",
+}
 _OLMO2 = Decoder(
     model_type="olmo2",
     keys={**sizes("rms_norm_eps", 1e-5, 2048), **heads(), "attention_bias": Key("attention_bias", False)},
     fixed={"norm": "rms", "norm_position": "output", "feed_forward_bias": False}
     | {"qk_norm": True, "qk_norm_all_heads": True},
     rope=rope(10000.0),
+    tensors=decoder(_OLMO_NORMS),
 )
 _OLMO3 = _OLMO2.variant("olmo3", rope=local_rope(5e5, 5e5), columns=(windows(every_nth_full(4), default=4096),))
 _EXAONE4 = _OLMO2.variant(
     "exaone4", fixed={**_OLMO2.fixed, "qk_norm_all_heads": False}, columns=(Column(_read_exaone4, write_windows),)
 )
-_OLMO_NORMS = {
-    "post_attention_layernorm": "self_attention_residual.norm",
-    "post_feedforward_layernorm": "feed_forward_residual.norm",
-}
-register_decoders(_OLMO2, _OLMO3, _EXAONE4, tensors=decoder(_OLMO_NORMS))
+_OLMO2.register(_OLMO3, _EXAONE4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
-from xformer.families.decoder import LAYER, OURS, Decoder, decoder, register_decoders
+from xformer.families.decoder import LAYER, OURS, Decoder, decoder
 from xformer.families.family import Column, ConfigReader, Key, Tensors
 from xformer.families.layouts import same, stacked_experts, transposed
 from xformer.families.values import NO_WINDOWS, every_nth_full, gated, heads, named, rope, sizes, windows
@@ -49,6 +49,36 @@ _EXPERTS = Column(write=_write_experts)
 _DENSE_LAYERS = Column(
     _read_dense_layers, lambda config: {"decoder_sparse_step": 1, "mlp_only_layers": list(config.dense_layers)}
 )
+
+
+def _tensors(config: LanguageModelConfig) -> Tensors:
+    """Return the table of tensors; those of the experts have other names in Mixtral."""
+    is_mixtral = not config.qk_norm and not config.shared_expert_d_ff
+    layer, ours = LAYER + ("block_sparse_moe" if is_mixtral else "mlp"), OURS + "feed_forward."
+    names = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+    table = {**decoder(), f"{layer}.gate.weight": transposed(f"{ours}router")}
+    for name, part in zip(names, ("gate", "up", "down"), strict=True):
+        table[f"{layer}.experts.{{e}}.{name}.weight"] = transposed(f"{ours}experts.{{e}}.{part}.weight")
+        table[f"{layer}.shared_expert.{name}.weight"] = transposed(f"{ours}shared.{part}.weight")
+    return {**table, f"{layer}.shared_expert_gate.weight": transposed(f"{ours}shared_gate")}
+
+
+def _gpt_oss_tensors(config: LanguageModelConfig) -> Tensors:
+    """Return the table of tensors; one has the weights of all experts."""
+    table = {
+        **decoder(),
+        f"{LAYER}self_attn.sinks": same(f"{OURS}self_attention.sinks"),
+        f"{LAYER}mlp.router.weight": transposed(f"{OURS}feed_forward.router"),
+        f"{LAYER}mlp.router.bias": same(f"{OURS}feed_forward.router_bias"),
+    }
+    expert = f"{OURS}feed_forward.experts.{{e}}."
+    for name, parts in {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}.items():
+        for suffix, kind in {"": "weight", "_bias": "bias"}.items():
+            parameters = [f"{expert}{part}.{kind}" for part in parts]
+            table[f"{LAYER}mlp.experts.{name}{suffix}"] = stacked_experts(config.num_experts, *parameters)
+    return table
+
+
 _MIXTRAL = Decoder(
     model_type="mixtral",
     keys=sizes("rms_norm_eps", 1e-5, 2048)
@@ -59,6 +89,7 @@ _MIXTRAL = Decoder(
     rope=rope(1e6),
     skipped="router_jitter_noise output_router_logits router_aux_loss_coef use_sliding_window max_window_layers",
     columns=(_EXPERTS, windows(keys="sliding_window")),
+    tensors=_tensors,
 )
 _OLMOE = _MIXTRAL.variant(
     "olmoe",
@@ -102,36 +133,7 @@ _GPT_OSS = _MIXTRAL.variant(
     skipped="output_router_logits router_aux_loss_coef initial_context_length",
     written=_CLAMPED,
     columns=(Column(_read_gpt_oss, _write_experts), windows(every_nth_full(2), default=128)),
+    tensors=_gpt_oss_tensors,
 )
-
-
-def _tensors(config: LanguageModelConfig) -> Tensors:
-    """Return the table of tensors; those of the experts have other names in Mixtral."""
-    is_mixtral = not config.qk_norm and not config.shared_expert_d_ff
-    layer, ours = LAYER + ("block_sparse_moe" if is_mixtral else "mlp"), OURS + "feed_forward."
-    names = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
-    table = {**decoder(), f"{layer}.gate.weight": transposed(f"{ours}router")}
-    for name, part in zip(names, ("gate", "up", "down"), strict=True):
-        table[f"{layer}.experts.{{e}}.{name}.weight"] = transposed(f"{ours}experts.{{e}}.{part}.weight")
-        table[f"{layer}.shared_expert.{name}.weight"] = transposed(f"{ours}shared.{part}.weight")
-    return {**table, f"{layer}.shared_expert_gate.weight": transposed(f"{ours}shared_gate")}
-
-
-def _gpt_oss_tensors(config: LanguageModelConfig) -> Tensors:
-    """Return the table of tensors; one has the weights of all experts."""
-    table = {
-        **decoder(),
-        f"{LAYER}self_attn.sinks": same(f"{OURS}self_attention.sinks"),
-        f"{LAYER}mlp.router.weight": transposed(f"{OURS}feed_forward.router"),
-        f"{LAYER}mlp.router.bias": same(f"{OURS}feed_forward.router_bias"),
-    }
-    expert = f"{OURS}feed_forward.experts.{{e}}."
-    for name, parts in {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}.items():
-        for suffix, kind in {"": "weight", "_bias": "bias"}.items():
-            parameters = [f"{expert}{part}.{kind}" for part in parts]
-            table[f"{LAYER}mlp.experts.{name}{suffix}"] = stacked_experts(config.num_experts, *parameters)
-    return table
-
-
-register_decoders(_MIXTRAL, _QWEN2, _QWEN3, _OLMOE, tensors=_tensors)
-register_decoders(_GPT_OSS, tensors=_gpt_oss_tensors)
+_MIXTRAL.register(_QWEN2, _QWEN3, _OLMOE)
+_GPT_OSS.register()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.families.bert import EncoderTable, register_encoder
+from xformer.families.bert import EncoderTable
 from xformer.families.family import Column, ConfigReader, Key, Tensors
 from xformer.families.layouts import affine, fused_linear, linear, same
 from xformer.families.values import ACTIVATION_NAMES, activation, local_rope, read_activation, sizes, write_windows
@@ -60,29 +60,27 @@ def _tensors(config: EncoderConfig) -> Tensors:
     }
 
 
-register_encoder(
-    EncoderTable(
-        model_type="modernbert",
-        architecture="ModernBert",
-        keys={
-            **sizes("norm_eps", 1e-5, 8192),
-            "norm_bias": Key("norm_bias", False),
-            "attention_bias": Key("attention_bias", False),
-            "feed_forward_bias": Key("mlp_bias", False),
-            "head_bias": Key("classifier_bias", False),
-        },
-        activation=activation("hidden_activation", "gelu", gated=True),
-        columns=(local_rope(1.6e5, 1e4, key="global_rope_theta", local_key="local_rope_theta"), Column(_read, _write)),
-        pooler=("gelu", "classifier.weight"),
-        masked_lm=("decoder.bias",),
-        default_pad_id=50283,
-        fixed={"norm_position": "pre", "first_norm": False},
-        required={"decoder_bias": True},
-        # norm_eps replaces layer_norm_eps.
-        skipped="sparse_prediction sparse_pred_ignore_index deterministic_flash_attn reference_compile layer_norm_eps "
-        "repad_logits_with_grad initializer_cutoff_factor cls_token_id position_embedding_type",
-    ),
-    _tensors,
+EncoderTable(
+    model_type="modernbert",
+    architecture="ModernBert",
+    keys={
+        **sizes("norm_eps", 1e-5, 8192),
+        "norm_bias": Key("norm_bias", False),
+        "attention_bias": Key("attention_bias", False),
+        "feed_forward_bias": Key("mlp_bias", False),
+        "head_bias": Key("classifier_bias", False),
+    },
+    activation=activation("hidden_activation", "gelu", gated=True),
+    columns=(local_rope(1.6e5, 1e4, key="global_rope_theta", local_key="local_rope_theta"), Column(_read, _write)),
+    pooler=("gelu", "classifier.weight"),
+    masked_lm=("decoder.bias",),
+    default_pad_id=50283,
+    fixed={"norm_position": "pre", "first_norm": False},
+    required={"decoder_bias": True},
+    # norm_eps replaces layer_norm_eps.
+    skipped="sparse_prediction sparse_pred_ignore_index deterministic_flash_attn reference_compile layer_norm_eps "
+    "repad_logits_with_grad initializer_cutoff_factor cls_token_id position_embedding_type",
+    tensors=_tensors,
     tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
     ignored=("*.rotary_emb.inv_freq",),
-)
+).register()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.errors import check_choice
-from xformer.families.family import Column, ConfigReader, Key, Table, Tensors, register_tables
+from xformer.families.family import Column, ConfigReader, Key, Table, Tensors
 from xformer.families.layouts import attention, feed_forward, same, transposed
 from xformer.families.values import named, read_decoder_ids, write_decoder_ids
 from xformer.models import Transformer, TransformerConfig
@@ -70,7 +70,7 @@ def _stack(side: str, *, is_gated: bool) -> Tensors:
 _T5 = Table(
     model_type="t5",
     architecture="T5ForConditionalGeneration",
-    config_class=TransformerConfig,
+    model=Transformer,
     keys={
         **named("source_vocab_size:vocab_size num_encoder_layers:num_layers d_model num_heads d_ff"),
         "num_decoder_layers": Key("num_decoder_layers", lambda fields: fields["num_encoder_layers"]),
@@ -84,19 +84,12 @@ _T5 = Table(
     | {"scale_embeddings": False, "share_embeddings": True, "dropout": 0.0},
     skipped="n_positions output_past dense_act_fn is_gated_act",
     written={"is_encoder_decoder": True},
+    tensors=_tensors,
+    tied=dict.fromkeys(
+        ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "shared.weight"
+    ),
+    ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
 )
 _MT5 = _T5.variant("mt5", "MT5ForConditionalGeneration", required={"scale_decoder_outputs": False})
 _UMT5 = _T5.variant("umt5", "UMT5ForConditionalGeneration", fixed={**_T5.fixed, "share_relative_bias": False})
-register_tables(
-    _T5,
-    _MT5,
-    _UMT5,
-    model=Transformer,
-    tensors=_tensors,
-    tied={
-        "encoder.embed_tokens.weight": "shared.weight",
-        "decoder.embed_tokens.weight": "shared.weight",
-        "lm_head.weight": "shared.weight",
-    },
-    ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
-)
+_T5.register(_MT5, _UMT5)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from xformer.errors import CheckpointError, ConfigError
-from xformer.families.family import Column, ConfigReader, Key, Table, Tensors, register_tables
+from xformer.families.family import Column, ConfigReader, Key, Table, Tensors
 from xformer.families.layouts import affine, attention, feed_forward, fused_linear, linear, same, single_row
 from xformer.families.values import LABELS, activation, has_tensor, read_activation, sizes, write_activation
 from xformer.models import ImageEncoder, ImageEncoderConfig
@@ -79,18 +79,15 @@ def _check_pooler(config: ImageEncoderConfig) -> dict[str, Any]:
     return {}
 
 
-register_tables(
-    Table(
-        model_type="vit",
-        architecture=lambda config: "ViTForImageClassification" if config.num_labels else "ViTModel",
-        config_class=ImageEncoderConfig,
-        keys={**image_keys(1e-12), "attention_bias": Key("qkv_bias", True)},
-        columns=(sides(16), activation("hidden_act", "gelu"), LABELS, Column(_read_pooler, _check_pooler)),
-        fixed={"attention_output_bias": True},
-        required={"is_causal": False, "pooler_act": "tanh", "pooler_output_size": lambda fields: fields["d_model"]},
-        skipped="encoder_stride",  # masked image modeling only
-    ),
+Table(
+    model_type="vit",
+    architecture=lambda config: "ViTForImageClassification" if config.num_labels else "ViTModel",
     model=ImageEncoder,
+    keys={**image_keys(1e-12), "attention_bias": Key("qkv_bias", True)},
+    columns=(sides(16), activation("hidden_act", "gelu"), LABELS, Column(_read_pooler, _check_pooler)),
+    fixed={"attention_output_bias": True},
+    required={"is_causal": False, "pooler_act": "tanh", "pooler_output_size": lambda fields: fields["d_model"]},
+    skipped="encoder_stride",  # masked image modeling only
     tensors=_layers(
         "vit",
         "layernorm_before layernorm_after",
@@ -98,7 +95,7 @@ register_tables(
     )
     | linear("vit.pooler.dense", "pooler.linear"),
     prefix="vit.",
-)
+).register()
 
 
 # --- DINOv2 -----------------------------------------------------------------------------------------------------------
@@ -139,23 +136,20 @@ def _dinov2_tensors(config: ImageEncoderConfig) -> Tensors:
 
 
 _KEYS = {field: key for field, key in image_keys(1e-6).items() if field != "d_ff"}
-register_tables(
-    Table(
-        model_type="dinov2",
-        architecture=lambda config: "Dinov2ForImageClassification" if config.num_labels else "Dinov2Model",
-        config_class=ImageEncoderConfig,
-        keys={**_KEYS, "attention_bias": Key("qkv_bias", True)},
-        columns=(sides(14), LABELS, Column(_read_network, _write_network)),
-        fixed={"attention_output_bias": True, "layer_scale": True, "resize_positions": True}
-        | {"classify_patches": lambda fields: bool(fields.get("num_labels"))},
-        required={"is_causal": False},
-        # The first two are for initialization and training, the others for backbones.
-        skipped="layerscale_value use_mask_token out_features out_indices stage_names apply_layernorm "
-        "reshape_hidden_states",
-        written={"use_mask_token": False},
-    ),
+Table(
+    model_type="dinov2",
+    architecture=lambda config: "Dinov2ForImageClassification" if config.num_labels else "Dinov2Model",
     model=ImageEncoder,
+    keys={**_KEYS, "attention_bias": Key("qkv_bias", True)},
+    columns=(sides(14), LABELS, Column(_read_network, _write_network)),
+    fixed={"attention_output_bias": True, "layer_scale": True, "resize_positions": True}
+    | {"classify_patches": lambda fields: bool(fields.get("num_labels"))},
+    required={"is_causal": False},
+    # The first two are for initialization and training, the others for backbones.
+    skipped="layerscale_value use_mask_token out_features out_indices stage_names apply_layernorm "
+    "reshape_hidden_states",
+    written={"use_mask_token": False},
     tensors=_dinov2_tensors,
     prefix="dinov2.",
     ignored=("*embeddings.mask_token",),
-)
+).register()
