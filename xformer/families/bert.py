@@ -97,6 +97,12 @@ def masked_lm_head(dense: str, norm: str, output: str) -> Tensors:
     return {**linear(dense, "masked_lm.linear"), **affine(norm, "masked_lm.norm"), **bias}
 
 
+def _tied(prefix: str, head: str = "lm_head") -> dict[str, str]:
+    """Return the tied tensors of a model with these names of its tensors and of the head of masked tokens."""
+    embedding = f"{prefix}.embeddings.word_embeddings.weight"
+    return {f"{head}.decoder.weight": embedding, f"{head}.decoder.bias": f"{head}.bias"}
+
+
 def encoder_tensors(
     prefix: str,
     names: str = "self.query self.key self.value output.dense",
@@ -141,10 +147,7 @@ EncoderTable(
     | linear("bert.pooler.dense", "pooler.linear")
     | masked_lm_head("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions")
     | linear("classifier", "classifier"),
-    tied={
-        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-    },
+    tied=_tied("bert", "cls.predictions"),
     ignored=("cls.seq_relationship.*",),
 ).register()
 
@@ -184,10 +187,7 @@ EncoderTable(
     | linear("albert.pooler", "pooler.linear")
     | masked_lm_head("predictions.dense", "predictions.LayerNorm", "predictions")
     | linear("classifier", "classifier"),
-    tied={
-        "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
-        "predictions.decoder.bias": "predictions.bias",
-    },
+    tied=_tied("albert", "predictions"),
     ignored=("sop_classifier.*",),
 ).register()
 
@@ -218,11 +218,6 @@ _MPNET_TENSORS = {
     **encoder_tensors("mpnet.", "attn.q attn.k attn.v attn.o", "attention.LayerNorm output.LayerNorm"),
     "mpnet.encoder.relative_attention_bias.weight": same("positions.weight"),
 }
-
-
-def _tied(prefix: str) -> dict[str, str]:
-    embedding = f"{prefix}.embeddings.word_embeddings.weight"
-    return {"lm_head.decoder.weight": embedding, "lm_head.decoder.bias": "lm_head.bias"}
 
 
 _ROBERTA = EncoderTable(
