@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xformer.cli._options import DistributedOption, LoggerOption, OptionalBackendOption, config_options
+from xformer.cli._options import DistributedOption, LoggerOption, OptionalBackendOption, argument, config_options
 from xformer.cli.train import finish
 from xformer.runs import launch
 from xformer.runs.config import BaseTrainingConfig
@@ -27,7 +27,7 @@ from xformer.runs.config import BaseTrainingConfig
 
 @config_options(BaseTrainingConfig, names=["max_minutes", "max_steps"], default_of="the run's")
 def resume(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run.", show_default=False)],
+    directory: Annotated[Path, argument("RUN", "Directory of the run.")],
     settings: dict[str, Any],
     moved_to: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="Directory of the data files, if they were moved.")

@@ -50,10 +50,8 @@ import signal
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from xformer.cli._io import program, quote
-from xformer.cli._options import RECIPE, OutOption, config_options, file_option, launch_arguments
+from xformer.cli._options import RECIPE, OutOption, config_options, file_option, launch_arguments, value_option
 from xformer.families.run_directory import COMMANDS, RunDirectory
 from xformer.runs import launch
 from xformer.runs.config import InitConfig, TokenizerConfig, TrainingConfig
@@ -61,6 +59,10 @@ from xformer.runs.console import make_console
 
 TRAINING = ("valid_share", "max_minutes", "max_steps", "patience", "learning_rate", "warmup_steps")
 COMPUTING = ("seed", "dtype", "precision", "reproducible")
+_TASK_HELP = (
+    "Task; for summarization the source is one document per line and the target its summary. "
+    "\\[default: the recipe's, or translation]"
+)
 
 
 @config_options(
@@ -80,15 +82,7 @@ def train(
     target: Annotated[Path, file_option("--target", "Training text, target side.")],
     valid_source: Annotated[Path | None, file_option("--valid-source", "Validation text, source side.")] = None,
     valid_target: Annotated[Path | None, file_option("--valid-target", "Validation text, target side.")] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            metavar="translation|summarization",
-            help="Task; for summarization the source is one document per line and the target its summary. "
-            "\\[default: the recipe's, or translation]",
-            rich_help_panel=RECIPE,
-        ),
-    ] = None,
+    task: Annotated[str | None, value_option("--task", "translation|summarization", _TASK_HELP, RECIPE)] = None,
     *,
     training: dict[str, Any],
     settings: dict[str, Any],
