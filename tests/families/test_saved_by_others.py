@@ -12,8 +12,7 @@ import xformer as xf
 from tests.checkpoints import change_config
 from tests.families.cases import BERT, CASES, DEBERTA, LLAMA, VIT
 from xformer.errors import CheckpointError, ConfigError
-from xformer.families import config_reader
-from xformer.families.family import FAMILIES
+from xformer.families.family import _FALSE, _HARMLESS, FAMILIES
 from xformer.families.values import _UNTIED
 from xformer.models import LanguageModel
 
@@ -67,14 +66,14 @@ def test_the_types_that_are_untied_by_default_are_those_of_transformers():
 def test_keys_that_may_be_false_without_being_read_are_false_by_default():
     for name in FAMILIES:
         config = default_config(name)
-        assert not [key for key in config_reader._FALSE.split() if config.get(key) is True]
+        assert not [key for key in _FALSE.split() if config.get(key) is True]
 
 
 @pytest.mark.parametrize("name", FLAGGED.values())
 def test_flags_that_are_true_by_default_and_set_to_false_are_honored_or_refused(name, tmp_path):
     config_class, model_class, values = CASES[name]
     config = getattr(transformers, config_class)(**values).to_dict()
-    harmless = set(config_reader._HARMLESS.split())
+    harmless = set(_HARMLESS.split())
     for key in [key for key, value in config.items() if value is True and key not in harmless]:
         changed = {**{k: v for k, v in values.items() if k != key}, key: False}
         try:
