@@ -2,8 +2,8 @@
 
     pytest bench/bench_recipe.py --benchmark-only -s
 
-The model and the batches are those of docs/recipes/multi30k-de-en.toml, with Adam and without R-Drop; both train on
-the same random batches and count the same target tokens. The text (train.de, train.en) is read from
+The sizes and the batches are those of docs/recipes/multi30k-de-en.toml, with Adam, without R-Drop, and with the norms,
+positions and activation of nn.Transformer; both train on the same random batches and count the same target tokens. The text (train.de, train.en) is read from
 ../shared/data/multi30k or the directory XFORMER_MULTI30K; random sentences of the same lengths are measured too. Takes
 about two minutes.
 """
@@ -23,6 +23,7 @@ from xformer.benchmarks.interleaved import Workload
 
 ROUNDS = 24
 RECIPE = ROOT / "docs" / "recipes" / "multi30k-de-en.toml"
+PLAIN = {"norm": "layer", "activation": "relu", "qk_norm": False, "positions": "sinusoidal"}  # as in nn.Transformer
 DATA = Path(os.environ.get("XFORMER_MULTI30K", ROOT.parent / "shared" / "data" / "multi30k"))
 SIDES = ("train.de", "train.en")
 
@@ -58,7 +59,7 @@ def make_workload(text: str, rounds: int) -> Workload:
     batches = plan_batches(TokenPairs(source, target), training["batch_tokens"], Rng(0))[:rounds]
     rows = {row: index for index, row in enumerate(row for batch in batches for row in batch)}
     model = TransformerConfig(
-        **{**recipe["model"], "share_embeddings": True, "tie_output": True},
+        **{**recipe["model"], **PLAIN, "share_embeddings": True, "tie_output": True},
         source_vocab_size=size,
         target_vocab_size=size,
     )

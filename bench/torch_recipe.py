@@ -1,12 +1,13 @@
-"""Train the translator of a recipe with torch: the same initial parameters, batches and learning rates as xformer.
+r"""Train the translator of a recipe with torch: the same initial parameters, batches and learning rates as xformer.
 
-    xformer train --recipe docs/recipes/multi30k-de-en.toml --out run --source train.de --target train.en ...
+    xformer train --recipe docs/recipes/multi30k-de-en.toml --set model.norm=layer --set model.activation=relu \
+        --set model.qk_norm=false --set model.positions=sinusoidal --out run --source train.de --target train.en ...
     python bench/torch_recipe.py run torch_run --source train.de --target train.en --steps 1500
 
 Matrices are updated by torch.optim.Muon, the other parameters by AdamW, as `xformer.Muon` does. nn.MultiheadAttention
 keeps queries, keys and values in one matrix, of which Muon makes one update. With r_drop in the recipe, each batch is
 computed twice. There is no validation; the mean of the last checkpoints is written to torch_run, which
-`xformer translate` reads like any other run.
+`xformer translate` reads like any other run. nn.Transformer has layer norms, ReLU and sinusoidal positions.
 """
 
 from __future__ import annotations
