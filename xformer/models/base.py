@@ -275,9 +275,12 @@ class BaseModel(Module):
                 model = replace(model, restore_like(arrays, dict(model.named_arrays())))
                 return model.to(xp, device=device)
             target = resolve(xp)
-            place = functools.partial(target.from_host, dtype=target.default_float(dtype), device=device)
+            floating = target.default_float(dtype)
+            for key, array in arrays.items():
+                own = floating if is_floating(array.dtype) else None
+                arrays[key] = target.from_host(array, dtype=own, device=device)
             model = _MODELS[name](config, seed=None)  # takes no memory
-            return replace(model, {key: place(array) for key, array in arrays.items()})
+            return replace(model, arrays)
         except (ConfigError, ShapeError, ValueError) as error:
             raise CheckpointError(f"{path} does not contain the model of its configuration: {error}") from error
 

@@ -5,7 +5,7 @@ With XFORMER_CHECK_KERNELS=1, the first call of each kernel is compared, and its
 Kernels for GPUs depend on combinations of drivers and libraries that nobody tested together. So each of them is
 compared before its first use on a machine: it computes random arrays of the dtypes, the layout and about the sizes of
 the first call of its kind, forward and backward. One that fails or differs is switched off with a warning, and the next
-kernel or the definition runs. Results are kept in a file.
+kernel or the definition runs. Results are kept in a file, a `CacheFile`, as are plans of CUDA libraries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Launches of the CUDA sources in `cuda/`, which are compiled when they are first needed.
+"""Launches of the CUDA sources in `cuda/`, which are compiled when they are first needed, and plans of CUDA libraries.
 
 Everything else in the CuPy kernels is Python code on arrays. To run it on other arrays, as the tests do on the CPU,
 replace `launch`, `is_current_device` and `cublas.pointer`.
