@@ -45,7 +45,7 @@ def main() -> None:
     options, more = parser.parse_known_args()  # other options are those of the command
     command, recipe, texts, name = ENTRIES[options.entry]
     words = [sys.executable, "-m", "xformer", command, "--recipe", str(options.recipe or RECIPES / recipe)]
-    words += [word for key, file in texts.items() for word in (f"--{key}", str(options.data / file))]
+    words += [word for key, file in texts.items() for word in (f"--{key}", str(options.data.resolve() / file))]
     best = min if name == "loss" else max
     for seed in range(options.seeds):
         with tempfile.TemporaryDirectory() as folder:
