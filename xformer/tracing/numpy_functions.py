@@ -20,7 +20,7 @@ import numpy as np
 
 from xformer.errors import DifferentiationError
 from xformer.tracing.record import IN_BOTH
-from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, OUTPUT_RULES, RULES, SEQUENCE_RULES
+from xformer.tracing.rule import DECOMPOSITIONS, NOT_DIFFERENTIABLE, OUTPUT_RULES, RULES, SEQUENCE_RULES, registrar
 from xformer.tracing.rules.elementwise import ELEMENTWISE, conjugate, sinc, squared_size
 from xformer.tracing.tracer import OPERATORS_OF_NUMPY, Batch, Tracer
 from xformer.tree import map_items
@@ -66,6 +66,11 @@ _INSTEAD = {"where": "; use np.where(condition, x, y)", "out": "; use the result
 _REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
 _REDUCTIONS |= {"logical_and": "all", "logical_or": "any"}
 _ACCUMULATIONS = {"add": "cumulative_sum", "multiply": "cumulative_prod"}
+
+
+def define(*names: str) -> Callable[[Function], Function]:
+    """Return a decorator that registers a function under its names in NumPy."""
+    return registrar(FUNCTIONS, *names)
 
 
 def _trace_of(values: Any) -> Any:
@@ -214,12 +219,14 @@ def _signed(xp: Any, x: Any, size: Any) -> Any:
     return xp.where(xp.asarray(x) < 0, -size, size)
 
 
+@define("bincount")
 def _bincount(xp: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
     indices = np.asarray(_values(x, "bool"))
     counts = np.bincount(indices, minlength=minlength)
     return counts if weights is None else xp.scatter_add(xp.zeros(counts.shape, dtype=xp.float64), indices, weights)
 
 
+@define("where")
 def _where(xp: Any, condition: Any, *branches: Any) -> Any:
     if not branches:
         return xp.nonzero(condition)
@@ -228,6 +235,7 @@ def _where(xp: Any, condition: Any, *branches: Any) -> Any:
     return xp.where(condition != 0, *branches)
 
 
+@define("nan_to_num")
 def _nan_to_num(xp: Any, x: Any, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
     limits = np.finfo(x.dtype)
     x = xp.where(xp.isnan(x), nan, x)
@@ -342,6 +350,7 @@ def _split(xp: Any, x: Any, sections: Any, axis: int, *, is_even: bool = False) 
     return [_along(xp, x, slice(i, j), axis) for i, j in itertools.pairwise((0, *sections, size))]
 
 
+@define("block")
 def _block(xp: Any, arrays: Any) -> Any:
     """Return the elements of all arrays as NumPy places their positions."""
     parts: list[Any] = []
@@ -356,6 +365,7 @@ def _block(xp: Any, arrays: Any) -> Any:
     return xp.concat(_arrays(xp, parts))[places]
 
 
+@define("diag")
 def _diag(xp: Any, x: Any, k: int = 0) -> Any:
     if x.ndim == 2:
         return xp.linalg.diagonal(x, offset=k)
@@ -365,12 +375,14 @@ def _diag(xp: Any, x: Any, k: int = 0) -> Any:
     return xp.reshape(xp.setitem(zeros, x, start + (size + 1) * np.arange(x.shape[0])), (size, size))
 
 
+@define("rot90")
 def _rot90(xp: Any, x: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
     for _ in range(k % 4):
         x = xp.flip(FUNCTIONS["swapaxes"](xp, x, *axes), axis=axes[0])
     return x
 
 
+@define("pad")
 def _pad(xp: Any, x: Any, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> Any:
     """Pad by values, or by the elements that NumPy selects."""
     widths = np.broadcast_to(np.asarray(pad_width), (x.ndim, 2)).tolist()
@@ -422,11 +434,13 @@ def _flat(xp: Any, x: Any, axis: Any) -> Any:
     return xp.reshape(x, (-1,)) if axis is None else x
 
 
+@define("nanmean")
 def _nanmean(xp: Any, x: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
     count = xp.sum(xp.astype(~xp.isnan(x), x.dtype), axis=axis, keepdims=keepdims)
     return FUNCTIONS["nansum"](xp, x, axis, keepdims=keepdims) / count
 
 
+@define("nanvar")
 def _nanvar(xp: Any, x: Any, axis: Any = None, dtype: Any = None, ddof: float = 0, *, keepdims: bool = False) -> Any:
     is_nan = xp.isnan(x)
     deviation = xp.where(is_nan, 0.0, xp.where(is_nan, 0.0, x) - _nanmean(xp, x, axis, keepdims=True))
@@ -435,6 +449,7 @@ def _nanvar(xp: Any, x: Any, axis: Any = None, dtype: Any = None, ddof: float = 
     return xp.sum(squares, axis=axis, keepdims=keepdims) / xp.where(count > 0, count, math.nan)
 
 
+@define("quantile")
 def _quantile(xp: Any, x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Any:
     """Interpolate between the elements in order; q is a number or an array, whose axes come first."""
     if method != "linear":
@@ -454,6 +469,7 @@ def _quantile(xp: Any, x: Any, q: Any, axis: Any = None, *, method: str = "linea
     return xp.reshape(values, (*q.shape, *kept)) if keepdims else values
 
 
+@define("average")
 def _average(
     xp: Any, x: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: bool = False
 ) -> Any:
@@ -466,6 +482,7 @@ def _average(
     return (mean, total) if returned else mean
 
 
+@define("cov")
 def _cov(
     xp: Any, m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None, fweights: Any = None,
     aweights: Any = None,
@@ -486,6 +503,7 @@ def _cov(
     return product if product.shape[0] != 1 else product[0, 0]
 
 
+@define("corrcoef")
 def _corrcoef(xp: Any, x: Any, y: Any = None, rowvar: bool = True) -> Any:
     c = _cov(xp, x, y, rowvar)
     if c.ndim == 0:
@@ -497,6 +515,7 @@ def _corrcoef(xp: Any, x: Any, y: Any = None, rowvar: bool = True) -> Any:
 # --- products ---------------------------------------------------------------------------------------------------------
 
 
+@define("dot")
 def _dot(xp: Any, a: Any, b: Any) -> Any:
     a, b = xp.asarray(a), xp.asarray(b)
     if 0 in (a.ndim, b.ndim):
@@ -504,6 +523,7 @@ def _dot(xp: Any, a: Any, b: Any) -> Any:
     return xp.tensordot(a, b, axes=((-1,), (max(b.ndim - 2, 0),))) if b.ndim > 2 else a @ b
 
 
+@define("inner")
 def _inner(xp: Any, a: Any, b: Any) -> Any:
     a, b = xp.asarray(a), xp.asarray(b)
     return a * b if 0 in (a.ndim, b.ndim) else xp.tensordot(a, b, axes=((-1,), (-1,)))
@@ -525,6 +545,7 @@ FUNCTIONS |= {
 }
 
 
+@define("cross")
 def _cross(xp: Any, a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: Any = None) -> Any:
     axisa, axisb, axisc = (axisa, axisb, axisc) if axis is None else (axis, axis, axis)
     a, b = xp.moveaxis(xp.asarray(a), axisa, -1), xp.moveaxis(xp.asarray(b), axisb, -1)
@@ -542,6 +563,7 @@ def _kron(xp: Any, a: Any, b: Any) -> Any:
     return xp.reshape(product, tuple(m * n for m, n in zip(a.shape, b.shape, strict=True)))
 
 
+@define("linalg.norm")
 def _norm(xp: Any, x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     if axis is None and (ord is None or x.ndim == 1):
         return xp.linalg.vector_norm(x, ord=2 if ord is None else ord, keepdims=keepdims)
@@ -553,6 +575,7 @@ def _norm(xp: Any, x: Any, ord: Any = None, axis: Any = None, keepdims: bool = F
     return functools.reduce(lambda y, i: xp.expand_dims(y, axis=i), kept, norm)
 
 
+@define("linalg.lstsq")
 def _lstsq(xp: Any, a: Any, b: Any, rcond: Any = None) -> tuple[Any, Any, Any, Any]:
     """Solve by the pseudoinverse; residuals, rank and singular values are those of NumPy."""
     if rcond is not None:
@@ -571,6 +594,7 @@ def _transform2(name: str, xp: Any, x: Any, s: Any = None, axes: Any = (-2, -1),
 FUNCTIONS |= {f"fft.{name}2": functools.partial(_transform2, name) for name in ("fft", "ifft", "rfft", "irfft")}
 
 
+@define("einsum")
 def _einsum(xp: Any, subscripts: str, *operands: Any, optimize: Any = None) -> Any:
     """Contract the operands from left to right, each pair by one product of matrices."""
     if not isinstance(subscripts, str):
@@ -639,6 +663,7 @@ def _summed(xp: Any, x: Any, term: str, kept: set[str]) -> tuple[Any, str]:
 # --- sequences and polynomials ----------------------------------------------------------------------------------------
 
 
+@define("diff")
 def _diff(xp: Any, x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
     shape = tuple(1 if i == axis % x.ndim else size for i, size in enumerate(x.shape))
     ends = {key: xp.asarray(end) for key, end in (("prepend", prepend), ("append", append)) if end is not None}
@@ -646,6 +671,7 @@ def _diff(xp: Any, x: Any, n: int = 1, axis: int = -1, prepend: Any = None, appe
     return xp.diff(x, axis=axis, n=n, **ends)
 
 
+@define("unwrap")
 def _unwrap(xp: Any, p: Any, discont: Any = None, axis: int = -1, *, period: float = 2.0 * math.pi) -> Any:
     p, half = xp.moveaxis(p, axis, -1), 0.5 * period
     step = xp.diff(p)
@@ -656,6 +682,7 @@ def _unwrap(xp: Any, p: Any, discont: Any = None, axis: int = -1, *, period: flo
     return xp.moveaxis(p + jumps, -1, axis)
 
 
+@define("convolve")
 def _convolve(xp: Any, a: Any, v: Any, mode: Any = "full") -> Any:
     a, v = (FUNCTIONS["atleast_1d"](xp, xp.asarray(x)) for x in (a, v))
     a, v = (v, a) if v.shape[0] > a.shape[0] else (a, v)
@@ -667,6 +694,7 @@ def _convolve(xp: Any, a: Any, v: Any, mode: Any = "full") -> Any:
     return full[start : start + size]
 
 
+@define("correlate")
 def _correlate(xp: Any, a: Any, v: Any, mode: Any = "valid") -> Any:
     a, v = (FUNCTIONS["atleast_1d"](xp, xp.asarray(x)) for x in (a, conjugate(xp, xp.asarray(v))))
     if v.shape[0] > a.shape[0]:
@@ -674,6 +702,7 @@ def _correlate(xp: Any, a: Any, v: Any, mode: Any = "valid") -> Any:
     return _convolve(xp, a, xp.flip(v), mode)
 
 
+@define("interp")
 def _interp(xp: Any, x: Any, points: Any, values: Any, left: Any = None, right: Any = None, period: Any = None) -> Any:
     if period is not None:
         _refuse("interp", "period")
@@ -688,12 +717,14 @@ def _interp(xp: Any, x: Any, points: Any, values: Any, left: Any = None, right: 
     return xp.where(x > points[last], values[last] if right is None else right, result)
 
 
+@define("trapezoid", "trapz")
 def _trapezoid(xp: Any, y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Any:
     y = xp.moveaxis(xp.asarray(y), axis, -1)
     steps = dx if x is None else xp.diff(xp.asarray(x) if np.ndim(x) == 1 else xp.moveaxis(xp.asarray(x), axis, -1))
     return xp.sum(0.5 * (y[..., 1:] + y[..., :-1]) * steps, axis=-1)
 
 
+@define("gradient")
 def _gradient(xp: Any, f: Any, *spacings: Any, axis: Any = None, edge_order: int = 1) -> Any:
     """Take central differences, and one-sided ones of first order at both ends."""
     if edge_order != 1:
@@ -713,6 +744,7 @@ def _gradient(xp: Any, f: Any, *spacings: Any, axis: Any = None, edge_order: int
     return tuple(slopes) if len(slopes) != 1 else slopes[0]
 
 
+@define("polyval")
 def _polyval(xp: Any, p: Any, x: Any) -> Any:
     value = 0.0 * xp.asarray(x)
     for coefficient in xp.unstack(xp.asarray(p)):
@@ -720,11 +752,13 @@ def _polyval(xp: Any, p: Any, x: Any) -> Any:
     return value
 
 
+@define("vander")
 def _vander(xp: Any, x: Any, N: Any = None, increasing: bool = False) -> Any:
     powers = range(x.shape[0] if N is None else N)
     return xp.stack([x**n for n in (powers if increasing else reversed(powers))], axis=1)
 
 
+@define("linspace")
 def _linspace(
     xp: Any, start: Any, stop: Any, num: int = 50, endpoint: bool = True, retstep: bool = False, dtype: Any = None,
     axis: int = 0,
@@ -734,17 +768,6 @@ def _linspace(
     places = np.arange(num, dtype=delta.dtype).reshape(-1, *(1,) * delta.ndim) / max(num - endpoint, 1)
     values = _cast(xp, xp.moveaxis(xp.where(places == 1.0, stop, start + places * delta), 0, axis), dtype)
     return (values, delta / (num - endpoint or math.nan)) if retstep else values
-
-
-FUNCTIONS |= {
-    each.__name__[1:]: each
-    for each in (
-        *(_bincount, _where, _nan_to_num, _block, _diag, _rot90, _pad, _nanmean, _nanvar, _quantile, _average, _cov),
-        *(_corrcoef, _dot, _inner, _cross, _einsum, _diff, _unwrap, _convolve, _correlate, _interp, _trapezoid),
-        *(_gradient, _polyval, _vander, _linspace),
-    )
-}
-FUNCTIONS |= {"trapz": _trapezoid, "linalg.norm": _norm, "linalg.lstsq": _lstsq}
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
