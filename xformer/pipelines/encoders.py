@@ -67,7 +67,11 @@ class EncoderPipeline(Pipeline):
         return [each[: self.max_length] for each in ids]
 
     def _run(
-        self, encoded: Sequence[list[int]], function: Callable[..., Array], batch_tokens: int, types: Any = None
+        self,
+        encoded: Sequence[list[int]],
+        function: Callable[..., Array],
+        batch_tokens: int,
+        types: Sequence[list[int]] | None = None,
     ) -> Any:
         """Return function(states, mask=is_token) for all texts as a NumPy array with one row per text."""
         check_count("batch_tokens", batch_tokens)

@@ -25,7 +25,14 @@ from xformer.generation.processors import token_alternatives
 from xformer.io import StrPath, read_json
 from xformer.models import SpeechTransformer, SpeechTransformerConfig
 from xformer.pipelines.base import Pipeline, check_vocabulary
-from xformer.pipelines.timestamps import WITHOUT_SPACES, TimestampRules, align, split_segments, timed_words
+from xformer.pipelines.timestamps import (
+    WITHOUT_SPACES,
+    TimestampRules,
+    TokenSegment,
+    align,
+    split_segments,
+    timed_words,
+)
 from xformer.pipelines.transcript import Segment, Transcription, Word
 from xformer.random import Rng
 from xformer.tokenizers import PretrainedTokenizer, load_tokenizer
@@ -298,7 +305,9 @@ class Transcriber(Pipeline):
                 segments.append(Segment(text, first, last, tuple(placed)))
         return segments, min(window.start + next_position * _POSITION_LENGTH, end)
 
-    def _words(self, window: _Window, features: Any, parts: Sequence[Any], num_positions: int) -> list[list[Word]]:
+    def _words(
+        self, window: _Window, features: Any, parts: Sequence[TokenSegment], num_positions: int
+    ) -> list[list[Word]]:
         """Return the words of each segment, with positions of the encoder as times, from one teacher-forced pass."""
         tokens = [token for part in parts for token in part.tokens]
         if not tokens:

@@ -134,7 +134,9 @@ class ServedModel:
                 raise too_long(f"text {number} has {size} tokens; expected at most {limit}: split it", "text")
         return encoded
 
-    def encode_request(self, request: Any) -> list[int]:
+    def encode_request(
+        self, request: schema.ExploreRequest | schema.AttentionRequest | schema.LayersRequest
+    ) -> list[int]:
         """Return the token ids of the text or the chat of a request.
 
         Raises:

@@ -204,7 +204,9 @@ def _recorded(model: Any, load_balancing: float) -> AbstractContextManager[list[
     return record_routing() if load_balancing and model.config.num_experts else nullcontext([])
 
 
-def _balanced(losses: Array, batch: Any, routing: list[RecordedRouting], weight: float) -> Array:
+def _balanced(
+    losses: Array, batch: Batch | TextChunks | PackedBatch, routing: list[RecordedRouting], weight: float
+) -> Array:
     """Return the sum of the losses of a batch and, for each label, of the weighted load-balancing loss."""
     xp = array_namespace(losses)
     total = xp.sum(losses)

@@ -30,7 +30,14 @@ class Optimizer(Protocol):
         """Return the state before the first update."""
 
     def update(
-        self, model: Any, grads: Any, state: Any, learning_rate: float, grad_scale: Any = None, *, donate: bool = False
+        self,
+        model: Any,
+        grads: Any,
+        state: Any,
+        learning_rate: float,
+        grad_scale: Array | None = None,
+        *,
+        donate: bool = False,
     ) -> tuple[Any, Any]:
         """Make one update.
 
@@ -86,7 +93,14 @@ class _Optimizer(Config):
         return tuple(zero_moment(parameter) if keeps else None for keeps in self._keeps(parameter))
 
     def update(
-        self, model: Any, grads: Any, state: Any, learning_rate: float, grad_scale: Any = None, *, donate: bool = False
+        self,
+        model: Any,
+        grads: Any,
+        state: Any,
+        learning_rate: float,
+        grad_scale: Array | None = None,
+        *,
+        donate: bool = False,
     ) -> tuple[Any, Any]:
         """Make one update; see `Optimizer.update`."""
         leaves, rebuild = flatten_parameters(model)
