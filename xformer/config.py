@@ -89,8 +89,9 @@ class Config:
         # The methods that dataclass would compile for a hundred fields take a tenth of the time to start.
         dataclass(kw_only=True, init=False, repr=False, eq=False)(cls)
         arguments = inspect.cleandoc(cls.__doc__ or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+        own = inspect.get_annotations(cls)  # a base class describes its fields
         for name, text in _ARGUMENT.findall(arguments):
-            if name in inspect.get_annotations(cls):  # a base class describes its own
+            if name in own:
                 field = cls.__dataclass_fields__[name]
                 field.metadata = MappingProxyType({**field.metadata, "help": " ".join(text.split())})
         kind, empty = inspect.Parameter.KEYWORD_ONLY, {dataclasses.MISSING: inspect.Parameter.empty}

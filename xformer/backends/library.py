@@ -373,7 +373,7 @@ def random_bits(key: int, shape: tuple[int, ...]) -> Any:
     return words.view(np.uint16)[:count].reshape(shape)
 
 
-# --- libraries that need little of their own --------------------------------------------------------------------------
+# --- libraries with small adaptations ---------------------------------------------------------------------------------
 
 
 class StrictLibrary(Library, library="array_api_strict"):

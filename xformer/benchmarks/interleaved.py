@@ -171,8 +171,10 @@ class Implementation:
 class InterleavedBenchmark:
     """The running implementations of a workload and their measurements; ratios refer to the first implementation."""
 
-    def __init__(self, workload: Workload, ready: Sequence[Implementation], unavailable: dict[str, str]) -> None:
-        self.workload, self.implementations, self.unavailable = workload, ready, unavailable
+    def __init__(
+        self, workload: Workload, implementations: Sequence[Implementation], unavailable: dict[str, str]
+    ) -> None:
+        self.workload, self.implementations, self.unavailable = workload, implementations, unavailable
         self.rounds = 0
 
     def run_round(self) -> None:

@@ -53,7 +53,7 @@ _PREDICTION = ("batch_tokens", "reproducible")  # settings that prediction has, 
 @config_options(
     ClassTrainingConfig,
     InitConfig,
-    names=[*("lora", "problem_type", "labels", "epochs", "batch_tokens", "max_length"), *(*TRAINING, *COMPUTING)],
+    names=["lora", "problem_type", "labels", "epochs", "batch_tokens", "max_length", *TRAINING, *COMPUTING],
     default_of="the recipe's",
 )
 def classify(

@@ -70,8 +70,11 @@ COMMANDS = {
 }
 
 # What other programs call commands.
-_OTHER_COMMANDS = {"chat": "generate --chat", "convert": "export"}
-_OTHER_COMMANDS["finetune"] = "train --init, train-lm --init or classify --init"
+_OTHER_COMMANDS = {
+    "chat": "generate --chat",
+    "convert": "export",
+    "finetune": "train --init, train-lm --init or classify --init",
+}
 EPILOG = "Exit codes: 0 success; 2 invalid input, reported in one line on stderr; 130 interrupted by Ctrl-C."
 
 

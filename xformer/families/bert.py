@@ -22,8 +22,13 @@ from xformer.models.base import BaseModel
 _TYPES = {"num_token_types": Key("type_vocab_size", 2)}
 _RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 # Fields that are the same in most types
-_FIXED: dict[str, Any] = {"norm_position": "post", "embedding_norm": True, "positions": "learned"}
-_FIXED |= {"scale_embeddings": False, "dropout": 0.0}
+_FIXED: dict[str, Any] = {
+    "norm_position": "post",
+    "embedding_norm": True,
+    "positions": "learned",
+    "scale_embeddings": False,
+    "dropout": 0.0,
+}
 _GELU = activation("hidden_act", "gelu")
 # The head of masked tokens has the activation of the layers.
 SAME_ACTIVATION = {"masked_lm_activation": lambda fields: fields["activation"]}

@@ -12,8 +12,12 @@ from xformer.families.values import ACTIVATION_NAMES, read_activation, sizes
 from xformer.models import EncoderConfig
 
 # The only values that xformer computes
-_FIXED: dict[str, Any] = {"relative_attention": True, "share_att_key": True}
-_FIXED |= {"position_biased_input": False, "norm_rel_ebd": "layer_norm"}
+_FIXED = {
+    "relative_attention": True,
+    "share_att_key": True,
+    "position_biased_input": False,
+    "norm_rel_ebd": "layer_norm",
+}
 _NUM_SCORES = 3  # of contents, of contents and distances, and of distances and contents
 
 

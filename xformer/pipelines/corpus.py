@@ -240,7 +240,9 @@ class _Outcome(NamedTuple):
     is_fatal: bool = False
 
 
-def _run_all(submit: Callable[[int], Any], numbers: list[int], max_pending: int) -> Iterator[tuple[int, _Outcome]]:
+def _run_all(
+    submit: Callable[[int], Future[_Outcome]], numbers: list[int], max_pending: int
+) -> Iterator[tuple[int, _Outcome]]:
     """Yield the number and the outcome of each chunk when it is complete, or has failed three times."""
     remaining = iter(numbers)
     pending: dict[Future[_Outcome], tuple[int, int]] = {}  # number and tries
@@ -330,8 +332,12 @@ def _read_events(directory: Path) -> dict[int, dict[str, Any]]:
 def _check_manifest(directory: Path, chunks: LineChunks, settings: Mapping[str, Any]) -> None:
     """Write the manifest of a new run, or check that the run in the directory is the same."""
     path = directory / _MANIFEST
-    manifest = {"format": _FORMAT, "settings": json.loads(json.dumps(settings)), "chunk_lines": chunks.chunk_lines}
-    manifest["source"] = {"bytes": chunks.num_bytes, "lines": chunks.num_lines, "digest": chunks.digest()}
+    manifest = {
+        "format": _FORMAT,
+        "settings": json.loads(json.dumps(settings)),
+        "chunk_lines": chunks.chunk_lines,
+        "source": {"bytes": chunks.num_bytes, "lines": chunks.num_lines, "digest": chunks.digest()},
+    }
     if not path.exists():
         if any(not path.name.startswith(".") for path in directory.iterdir()):
             raise ConfigError(f"{directory} is not empty and has no manifest.json; choose a new directory")

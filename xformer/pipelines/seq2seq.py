@@ -97,7 +97,12 @@ class TextToText(GenerationPipeline):
 
     @classmethod
     def _from_checkpoint(
-        cls, model: Any, directory: Path, *, source_language: str | None = None, target_language: str | None = None
+        cls,
+        model: Transformer,
+        directory: Path,
+        *,
+        source_language: str | None = None,
+        target_language: str | None = None,
     ) -> Self:
         learned = model.config.positions == "learned"
         return cls(
@@ -249,17 +254,24 @@ class TextToText(GenerationPipeline):
             "sequence_bias": self._phrases(sequence_bias, count),
             "target_lengths": lengths,
             "length_condition": conditions,
-            "indices": range(first_index, first_index + count),
         }
         length_fn = _word_counter(target) if lengths is not None and length_unit == "words" else None
-        common: dict[str, Any] = {"beam_history": beam_history, "rng": rng, "length_fn": length_fn}
 
         def task(rows: list[int]) -> Task[list[Result]]:
             source = pad([[*encoded[row], *self.suffix] for row in rows], self.model.config.pad_id)
             options: Any = {name: [column[row] for row in rows] for name, column in columns.items() if column}
             texts = [GeneratedText(target, row, first_index + row, strings, on_text) for row in rows]
-            options |= hooks(texts, config, logprobs, logits_processors, stopping_criteria)
-            batch = GenerationBatch(self.model, source, config, **common, **options)
+            batch = GenerationBatch(
+                self.model,
+                source,
+                config,
+                beam_history=beam_history,
+                rng=rng,
+                length_fn=length_fn,
+                indices=[first_index + row for row in rows],
+                **hooks(texts, config, logprobs, logits_processors, stopping_criteria),
+                **options,
+            )
             for text, hypotheses in zip(texts, (yield from search(batch)), strict=True):
                 text.extend(hypotheses, config)
             outputs = [text.outputs for text in texts]

@@ -267,8 +267,7 @@ class TextGenerator(GenerationPipeline):
         changes: dict[str, Any] = {"suppress_tokens": (*special, *config.suppress_tokens)}
         config = dataclasses.replace(config, **changes | ({} if is_beam else {"num_return_sequences": 1}))
         no_draft = is_beam or config.prompt_lookup_num_tokens is not None
-        options: dict[str, Any] = {"beam_history": beam_history, "draft_model": None if no_draft else self.draft_model}
-        options |= {"special_tokens": self.defaults is not None, "prefix_cache": self.prefix_cache}
+        options = {"beam_history": beam_history, "draft_model": None if no_draft else self.draft_model}
         hooked = config, logprobs, logits_processors, stopping_criteria
         return self._run(texts, config, Rng(seed), lambda group: options | hooks(group, *hooked))
 
@@ -285,12 +284,17 @@ class TextGenerator(GenerationPipeline):
             searches: list[list[Search]] = []
             for limit, group in groups.items():
                 limits: Any = {"max_new_tokens": limit, "min_new_tokens": min(config.min_new_tokens, limit)}
-                own = dataclasses.replace(config, **limits)
-                rows: dict[str, Any] = {"indices": [text.stream for text in group]}
-                rows["sequence_bias"] = None if group[0].phrases is None else [text.phrases or [] for text in group]
-                seeds = rng.fold_in("chunk", number)
-                contexts = [text.context for text in group]
-                batch = GenerationBatch(self.model, contexts, own, rng=seeds, **rows, **options(group))
+                batch = GenerationBatch(
+                    self.model,
+                    [text.context for text in group],
+                    dataclasses.replace(config, **limits),
+                    rng=rng.fold_in("chunk", number),
+                    indices=[text.stream for text in group],
+                    sequence_bias=None if group[0].phrases is None else [text.phrases or [] for text in group],
+                    special_tokens=self.defaults is not None,
+                    prefix_cache=self.prefix_cache,
+                    **options(group),
+                )
                 searches.append(searches_of(batch))
             yield list(itertools.chain(*searches))
             for group, found in zip(groups.values(), searches, strict=True):

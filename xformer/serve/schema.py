@@ -36,10 +36,14 @@ def about(description: str, **bounds: Any) -> Any:
 
 
 # What requests say, take and allow beyond what the declaration of a field does.
-_NOTES = dict.fromkeys(("prefix", "target_length"), "Encoder-decoders only.")
-_NOTES["seed"] = "Default: a new one for each request."
-_KINDS: dict[str, Any] = {"stop": str | list[str]}
-_KINDS["sequence_bias"] = list[Annotated[str, Meta(max_length=MAX_PHRASE_CHARACTERS)]]
+_NOTES = {
+    **dict.fromkeys(("prefix", "target_length"), "Encoder-decoders only."),
+    "seed": "Default: a new one for each request.",
+}
+_KINDS: dict[str, Any] = {
+    "sequence_bias": list[Annotated[str, Meta(max_length=MAX_PHRASE_CHARACTERS)]],
+    "stop": str | list[str],
+}
 _LIMITS = {
     "num_beams": {"le": MAX_BEAMS},
     "num_return_sequences": {"le": MAX_BEAMS},

@@ -20,8 +20,9 @@ from xformer.tokenizers.settings import CONFIG_FILE, ROLES, SETTINGS_FILES, add_
 TOKENIZER_FILE = "tokenizer.json"
 _UNLIMITED = 10**9  # files spell "no limit" as 10**30
 # What clean_up_tokenization_spaces replaces in a decoded text, in this order.
-_CLEANED = {f" {mark}": mark for mark in ".?!,"} | {" ' ": "'"}
-_CLEANED |= {f" {end}": end for end in ("n't", "'m", "'s", "'ve", "'re")}
+_CLEANED = (
+    {f" {mark}": mark for mark in ".?!,"} | {" ' ": "'"} | {f" {end}": end for end in ("n't", "'m", "'s", "'ve", "'re")}
+)
 _FILES = (
     *(TOKENIZER_FILE, *SETTINGS_FILES, CHAT_TEMPLATE_FILE),
     *("vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm"),

@@ -21,8 +21,11 @@ ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _ROLE_KEYS = tuple(f"{role}_token" for role in ROLES)
 # Names of the classes of transformers that use a tokenizer.json as it is; others change it, see `apply_settings`.
 _GENERIC = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "PythonBackend")
-_BERT_KEYS = {"do_lower_case": "lowercase", "tokenize_chinese_chars": "handle_chinese_chars"}
-_BERT_KEYS["strip_accents"] = "strip_accents"
+_BERT_KEYS = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
 # Settings that cannot change a tokenizer, with the classes that read them; `_actual` says what its file has.
 _DECIDED = {"add_bos_token": "", "add_eos_token": "", "keep_accents": "Albert", "split_by_punct": "DebertaV2"}
 _LOWER_CASING = ("albert", "debertav2")
