@@ -500,6 +500,16 @@ def test_attention_is_that_of_the_model(client, translator):
     assert client.post("/attention", model="embedder", text="a man")["attention"].keys() == {"encoder"}
 
 
+# Requests to routes for models that do not translate.
+OF_OTHERS = {
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/responses": {"input": "a"},
+    "/v1/embeddings": {"input": "a"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
@@ -512,12 +522,16 @@ def test_attention_is_that_of_the_model(client, translator):
         ("/translate", {"text": "a", "num_beams": 2, "temperature": 0.5}, 400, "num_beams is 2 and sampling"),
         ("/translate", {"text": "a", "model": "none"}, 404, "model 'none' does not exist"),
         ("/translate", {"text": "a", "model": "../x"}, 404, "model '../x' does not exist"),
-        ("/translate", {"text": "a", "model": "generator"}, 400, "model 'generator' cannot translate"),
+        ("/translate", {"text": "a", "model": "generator"}, 400,
+         "model 'generator' cannot translate: it is for language modeling; expected /v1/completions"),
+        *((path, {"model": "translator", **body}, 400, "it is for translation; expected /translate")
+          for path, body in OF_OTHERS.items()),
+        ("/v1/completions", {"model": "embedder", "prompt": "a"}, 400, "for embedding; expected /v1/embeddings"),
         ("/translate", {"text": "a" * 6000}, 413, "the body is too long; expected at most 5000 bytes"),
         ("/translate", b"[" * 4000, 400, "the body is not JSON"),
         ("/translate", b'{"text": "\\ud800"}', 400, "the body is not JSON"),
         ("/translate", [1], 400, "the body is a list; expected a JSON object"),
-        ("/summarize", {"text": "a"}, 404, "no model on this server can summarize"),
+        ("/summarize", {"text": "a"}, 404, "no model on this server can summarize; expected /translate for tr"),
         ("/explore", {"text": "a", "model": "generator", "prefix": "b"}, 400, "prefix applies to encoder-decoders"),
         ("/v1/chat/completions", {"messages": [], "model": "generator"}, 400, "has no chat template"),
         ("/v1/completions", {"prompt": "a", "tools": [1]}, 400, "unknown key 'tools' in the request; expected one of"),
@@ -551,10 +565,11 @@ def test_a_body_has_at_most_the_limit(client, is_chunked):
 
 
 def test_sixteen_stop_strings_are_allowed(client):
-    for number, status in ((16, 200), (17, 400)):
-        stop = [f"#{index}" for index in range(number)]
-        client.post("/translate", status, text="a", stop=stop)
-        client.post("/v1/completions", status, model="generator", prompt="a", max_tokens=1, stop=stop)
+    for path, body in (("/translate", {"text": "a"}), ("/v1/completions", {"model": "generator", "prompt": "a"})):
+        stop = [f"#{index}" for index in range(17)]
+        assert client.post(path, **body, stop=stop[:16])["usage"]["completion_tokens"] > 0
+        error = client.post(path, 400, **body, stop=stop)["error"]
+        assert "expected up to 16 texts that are not empty" in error["message"]
 
 
 def test_only_json_is_accepted(client):
@@ -604,10 +619,15 @@ def test_an_overflow_of_the_context_has_its_code(short, path, body, message, par
 
 
 def test_the_context_may_be_full(short):
-    for size, new, status in ((60, 4, 200), (60, 5, 400), (63, 1, 200), (64, 1, 400)):
-        short.post("/v1/completions", status, model="bytes", prompt=[20] * size, max_tokens=new)
-    for length, status in ((31, 200), (32, 400)):
-        short.post("/translate", status, model="short", text="a", target_length=length)
+    for size, new in ((60, 4), (63, 1)):
+        body = {"model": "bytes", "prompt": [20] * size}
+        assert short.post("/v1/completions", **body, max_tokens=new)["usage"]["total_tokens"] == 64
+        error = short.post("/v1/completions", 400, **body, max_tokens=new + 1)["error"]
+        assert error["code"] == "context_length_exceeded"
+    (output,) = short.post("/translate", model="short", text="a", target_length=31)["outputs"][0]
+    assert len(output["text"]) == 31
+    error = short.post("/translate", 400, model="short", text="a", target_length=32)["error"]
+    assert error["code"] == "context_length_exceeded"
 
 
 def test_prompts_without_tokens_are_refused(client):

@@ -39,6 +39,11 @@ _ENCODING_THREADS = 2
 MAX_SOURCE_LENGTH = 1024
 _EXAMPLES = Path(__file__).with_name("examples.json")
 AnyPipeline = TextToText | TextGenerator | EncoderPipeline | Transcriber
+_ROUTES = {  # that serve a task best
+    "translation": "/translate", "summarization": "/summarize", "language_modeling": "/v1/completions",
+    "embedding": "/v1/embeddings", "classification": "/classify", "reranking": "/v1/rerank",
+    "transcription": "/v1/audio/transcriptions",
+}  # fmt: skip
 
 
 class ServedModel:
@@ -252,15 +257,19 @@ class Server:
         suitable = [each for each in self.models.values() if isinstance(each.pipeline, pipelines)]
         if name is None:
             if not suitable:
-                raise JobError(f"no model on this server can {task}", 404, "model_not_found", "model")
+                tasks = {each.pipeline.task: None for each in self.models.values()}
+                expected = " or ".join(f"{_ROUTES[each]} for {each.replace('_', ' ')}" for each in tasks)
+                message = f"no model on this server can {task}; expected {expected}"
+                raise JobError(message, 404, "model_not_found", "model")
             return suitable[0]
         if name not in self.models:
             known = ", ".join(self.models)
             message = f"model {name[:80]!r} does not exist; expected one of: {known}"
             raise JobError(message, 404, "model_not_found", "model")
         if self.models[name] not in suitable:
-            kind = self.models[name].pipeline.task.replace("_", " ")
-            raise JobError(f"model {name!r} cannot {task}: it is for {kind}", param="model")
+            kind = self.models[name].pipeline.task
+            message = f"model {name!r} cannot {task}: it is for {kind.replace('_', ' ')}; expected {_ROUTES[kind]}"
+            raise JobError(message, param="model")
         return self.models[name]
 
     def ignored(self, request: Any) -> list[str]:
