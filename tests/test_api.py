@@ -97,6 +97,12 @@ def test_public_api_is_that_of_the_file():
     assert expected == received, f"the public API changed; if intended, run python tests/test_api.py:\n{changes}"
 
 
+def test_modules_of_one_file_list_their_public_names():
+    for name in ("distributed", "interpret", "native"):
+        module = importlib.import_module(f"xformer.{name}")
+        assert dir(module) == sorted(module.__all__)
+
+
 if __name__ == "__main__":
     FILE.write_text(public_api())
     sys.stdout.write(f"{FILE}: {len(FILE.read_text().splitlines())} lines\n")

@@ -30,6 +30,10 @@ from xformer.tree import flatten, flatten_parameters
 __all__ = ["Communicator", "ShardedOptimizer", "SingleProcess", "abort_on_error", "broadcast", "connect", "tree_sum"]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 # --- The exchange of arrays between ranks, and sums whose bits do not depend on the number of ranks -------------------
 
 Item = TypeVar("Item")

@@ -33,6 +33,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 # --- Checks that the analyses share -----------------------------------------------------------------------------------
 
 

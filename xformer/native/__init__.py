@@ -34,6 +34,11 @@ __all__ = [
     "use_reproducible_algorithms", "use_reproducible_on", "zeros",
 ]  # fmt: skip
 
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 LIBRARY = Path(env_value("XFORMER_NATIVE_LIBRARY") or Path(__file__).with_name("libxformer.so"))
 _INVALID = "XFORMER_NATIVE is"
 _LEVELS = ("auto", "off", "baseline", "avx2", "avx512")
@@ -385,7 +390,7 @@ def use_reproducible_on(*names: str | None) -> None:
 
 
 def matmul(x1: Any, x2: Any, /) -> Any:
-    """Multiply matrices as `np.matmul`, which sums in an order of its own, or if necessary in the reproducible order.
+    """Multiply matrices by `np.matmul`, whose BLAS chooses the order of sums, or if required in the reproducible order.
 
     Args:
         x1: Array of shape (..., rows, depth), or (depth,).
