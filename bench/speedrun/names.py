@@ -75,7 +75,7 @@ def run_xformer(options: Any, train: np.ndarray, held_out: np.ndarray, generator
 
     model, history = xf.fit(
         xf.LanguageModel(config, seed=options.seed), loss_fn, batches(), optimizer=xf.Adam(),
-        learning_rate=lambda step: learning_rate(step, options), steps=10**9, jit=True, data_parallel=1,
+        learning_rate=lambda step: learning_rate(step, options), steps=math.inf, jit=True, data_parallel=1,
         num_tokens=lambda tokens: int(np.count_nonzero(tokens[:, 1:])), max_grad_norm=1.0,
     )  # fmt: skip
     return len(history), float(loss_fn(model, held_out, None)) / np.count_nonzero(held_out[:, 1:])

@@ -147,7 +147,9 @@ def test_a_plan_is_the_same_after_serialization(monkeypatch, cudnn, context):
 
 def test_the_cotangent_of_the_output_may_be_packed_by_heads(monkeypatch, cudnn, context):
     _, _, backward = specs(monkeypatch, 100, 100, 64)
-    build(cudnn, backward._replace(g=((2, 4, 100, 64), (4 * 100 * 64, 100 * 64, 64, 1))), context)
+    packed = backward._replace(g=((2, 4, 100, 64), (4 * 100 * 64, 100 * 64, 64, 1)))
+    assert packed.g != backward.g
+    assert build(cudnn, packed, context)[0].get_workspace_size() >= 0
 
 
 @pytest.mark.parametrize(("deterministic", "bytes_per_score"), [("0", 0), ("1", 2)])

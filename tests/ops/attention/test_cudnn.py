@@ -513,6 +513,7 @@ def test_supported_calls_do_not_warn(cudnn):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pulled(attention, *qkv(6, 6))
+    assert [direction for direction, _ in cudnn.executed] == ["forward", "backward"]
 
 
 def agree_on_the_gpu(monkeypatch, *arrays, **given):
