@@ -1,4 +1,4 @@
-"""What to use here in place of names that other libraries have: the tables of hints.txt."""
+"""Hints for names of other libraries: what to use in place of them, from the tables of hints.txt."""
 
 from __future__ import annotations
 

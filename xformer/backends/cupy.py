@@ -1,4 +1,4 @@
-"""How xformer uses CuPy. Functions that need the module cupy itself import it: its namespace suffices here."""
+"""Adapt xformer to CuPy. Functions that need the module cupy itself import it: its namespace suffices here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _memory(device: int) -> int:
 
 
 class CupyLibrary(Library, library="cupy"):
-    """How xformer uses CuPy."""
+    """Adapt xformer to CuPy."""
 
     is_writable = True
     needs_upcast = True  # as NumPy

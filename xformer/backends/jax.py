@@ -1,4 +1,4 @@
-"""How xformer uses JAX."""
+"""Adapt xformer to JAX."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xformer.backends.library import RANDOM_BITS, Library, Table, compute
 
 
 class JaxLibrary(Library, library="jax"):
-    """How xformer uses JAX."""
+    """Adapt xformer to JAX."""
 
     def canonical_dtype(self, dtype: DType) -> DType:
         """Return the 32-bit counterpart of a 64-bit dtype unless x64 is enabled."""

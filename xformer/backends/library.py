@@ -377,7 +377,7 @@ def random_bits(key: int, shape: tuple[int, ...]) -> Any:
 
 
 class StrictLibrary(Library, library="array_api_strict"):
-    """How xformer uses array_api_strict, the reference implementation of the standard."""
+    """Adapt xformer to array_api_strict, the reference implementation of the standard."""
 
     def to_host(self, array: NativeArray) -> Any:
         """Move the array to the CPU first: the devices are simulated, and NumPy reads only the CPU's arrays."""
@@ -389,7 +389,7 @@ class StrictLibrary(Library, library="array_api_strict"):
 
 
 class MlxLibrary(Library, library="mlx"):
-    """How xformer uses MLX, the array library of Apple, which also runs on the CPUs of Linux and on CUDA."""
+    """Adapt xformer to MLX, the array library of Apple, which also runs on the CPUs of Linux and on CUDA."""
 
     def erf(self, x: NativeArray) -> NativeArray:
         """Compute erf by MLX."""
@@ -405,7 +405,7 @@ class MlxLibrary(Library, library="mlx"):
 
 
 class NdonnxLibrary(Library, library="ndonnx"):
-    """How xformer uses ndonnx, whose arrays are computed by ONNX."""
+    """Adapt xformer to ndonnx, whose arrays are computed by ONNX."""
 
     def to_host(self, array: NativeArray) -> Any:
         """Compute the array, which cannot be exported otherwise."""

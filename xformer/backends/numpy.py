@@ -1,4 +1,4 @@
-"""How xformer uses NumPy."""
+"""Adapt xformer to NumPy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bfloat16() -> DType:
 
 
 class NumpyLibrary(Library, library="numpy"):
-    """How xformer uses NumPy."""
+    """Adapt xformer to NumPy."""
 
     is_writable = True
     needs_upcast = True  # bfloat16 * 2.0 is float32, and many functions take no bfloat16 or are slow in 16 bits

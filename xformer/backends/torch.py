@@ -1,4 +1,4 @@
-"""How xformer uses torch."""
+"""Adapt xformer to torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xformer.backends.portable import compute_in_float32
 
 
 class TorchLibrary(Library, library="torch"):
-    """How xformer uses torch."""
+    """Adapt xformer to torch."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

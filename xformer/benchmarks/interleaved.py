@@ -1,7 +1,7 @@
 """Interleaved benchmarks: several implementations of one workload, measured in turns.
 
 Absolute times drift with the load of a machine; ratios of neighboring measurements drift much less. Every
-implementation therefore runs in a process of its own (worker.py), with its own thread pools and memory. In each round
+implementation therefore runs in a separate process (worker.py), with separate thread pools and memory. In each round
 they compute the same step one after another while the others sleep. The result is the median, over the rounds, of the
 ratio of their times.
 """
@@ -85,7 +85,7 @@ def name_with_dtype(name: str, settings: dict[str, Any]) -> str:
 
 
 class Implementation:
-    """An implementation of a workload, running in a process of its own.
+    """An implementation of a workload, running in a separate process.
 
     The constructor starts the process; `wait` blocks until it is ready. Every method raises BackendError, with the last
     line of standard error, if the process has exited.

@@ -181,7 +181,7 @@ def workload(settings: Settings) -> Workload:
 
 
 class Suite(NamedTuple):
-    """What `xformer bench` measures.
+    """Parts and sizes that `xformer bench` measures.
 
     Attributes:
         parts: Names of parts.

@@ -1,4 +1,4 @@
-"""What commands read and write: pipelines, and lines of text in files, standard input and standard output.
+"""Input and output of commands: pipelines, and lines of text in files, standard input and standard output.
 
 Also the progress that they show, and how to call this program.
 """

@@ -82,7 +82,7 @@ def lora_tensors(model: BaseModel, family: Family) -> tuple[dict[str, Any], dict
         raise ConfigError(f"the adapter of {plain[0]} has no magnitude, and others have one; expected all or none")
     table = _tensors(family, model, adapters)
     if missing := sorted(adapters.keys() - {name for _, names in table.values() for name in names}):
-        received = f"the adapter of {missing[0]} has no module of its own in {family.model_types[0]}"
+        received = f"{family.model_types[0]} has no separate module for the adapter of {missing[0]}"
         raise ConfigError(f"{received}; use merge_lora(model) and save_pretrained")
     for tensor, (layout, parameters) in table.items():
         parts = [adapters[name] for name in parameters]

@@ -256,7 +256,7 @@ class DecodingSteps:
 
     @property
     def _needs_python(self) -> bool:
-        """Whether blocks are open, into which a CUDA graph does not call."""
+        """Return whether blocks are open, into which a CUDA graph does not call."""
         return self._is_on_device and is_observing()
 
     def _forget(self) -> None:

@@ -477,7 +477,7 @@ class ALiBi(Module):
     Args:
         num_heads: Number of heads.
         scale: Factor of the slopes.
-        signed: Give keys after the query a bonus instead of a penalty, as the formula of decoders does without a mask.
+        signed: Give keys after the query a bonus instead of a penalty, as the formula gives without a causal mask.
     """
 
     num_heads: int

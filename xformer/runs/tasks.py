@@ -1,4 +1,4 @@
-"""What a run trains on: the model, the data, the loss and the score; and the training of language models on text."""
+"""Tasks of runs: the model, the data, the loss and the score; and the training of language models on text."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ skip_special_tokens spaces_between_special_tokens timings_per_token truncate_pro
 
 
 class StructuredOutputs(Struct):
-    """What an output has to follow: a JSON schema, a regular expression, one of several texts, a Lark grammar."""
+    """A format that outputs follow: a JSON schema, a regular expression, one of several texts, a Lark grammar."""
 
     json: Json | str | None = None
     regex: str | None = None

@@ -42,7 +42,7 @@ _VALUE_DEPENDENT = {"argwhere", "nonzero", "unique_all", "unique_counts", "uniqu
 
 @dataclass(eq=False)
 class Place:
-    """Where an array is that calls write, in place of the array, so that its memory is free once nobody uses it.
+    """Position of an array that calls write; kept instead of the array, so that its memory is free once nobody uses it.
 
     Attributes:
         root: Reference to the array that owns the memory.

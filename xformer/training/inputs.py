@@ -1,4 +1,4 @@
-"""What `fit` gets: checks of the model, the loss and the rest, and the batches of all passes as one stream."""
+"""Inputs of `fit`: checks of the model, the loss and the rest, and the batches of all passes as one stream."""
 
 from __future__ import annotations
 

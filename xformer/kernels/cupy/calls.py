@@ -42,7 +42,7 @@ class _Call(NamedTuple):
 
 
 class _Recording:
-    """What a call enqueues and allocates; arrays that share their first element could not be told apart."""
+    """The launches and allocations of a call; arrays that share their first element could not be told apart."""
 
     def __init__(self, arrays: Sequence[Any]) -> None:
         self.owned, self.count = list(arrays), len(arrays)

@@ -25,7 +25,7 @@ _ROWS = 16  # the smallest tile, and the steps between sizes
 
 
 class _Layout(NamedTuple):
-    """Where the rows of each expert are: for cuda/experts.cu, and the numbers of experts, tiles, and rows of each."""
+    """Positions of the rows of each expert for cuda/experts.cu, and the numbers of experts, tiles, and rows of each."""
 
     array: Any
     experts: int

@@ -109,7 +109,7 @@ _arenas = threading.local()
 
 
 def _copy(array: Any) -> Any:
-    """Copy an array to memory of its own."""
+    """Copy an array to memory outside the pool of the graphs."""
     with cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc):
         return array.copy(order="K")
 
