@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -63,7 +62,7 @@ def tree_sum(items: Sequence[Item], add: Callable[[Item, Item], Item] = operator
     return items[0]
 
 
-class Communicator(ABC):
+class Communicator:
     """Exchanges data between the ranks of a program; all ranks call the same methods in the same order.
 
     A subclass moves arrays by three methods: `_all_to_all`, `_all_gather` and `_broadcast`.
@@ -154,40 +153,31 @@ class Communicator(ABC):
         rows = self._all_gather_host(padded)
         return [json.loads(row[:count].tobytes()) for row, count in zip(rows, sizes.tolist(), strict=True)]
 
-    @abstractmethod
     def _all_to_all(self, rows: Any) -> Any:
         """Send row r to rank r; return the rows received, (size, n), in the order of the ranks."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _all_gather(self, row: Any) -> Any:
         """Return the rows of all ranks, (size, n)."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _broadcast(self, array: Any, root: int) -> Any:
         """Return the array of the rank `root`, of the same shape and dtype."""
+        raise NotImplementedError
 
     def _all_gather_host(self, row: Any) -> Any:
         """Return the rows of all ranks for a NumPy array."""
         return self._all_gather(row)
 
-    @abstractmethod
     def abort(self) -> None:
         """End all ranks at once; other ranks would wait forever for one that has failed."""
+        raise NotImplementedError
 
 
 class SingleProcess(Communicator):
-    """The communicator of a program that is alone."""
+    """The communicator of a program that is alone, which has nothing to exchange."""
 
     rank, size = 0, 1
-
-    def _all_to_all(self, rows: Any) -> Any:
-        return rows
-
-    def _all_gather(self, row: Any) -> Any:
-        return row[None, :]
-
-    def _broadcast(self, array: Any, root: int) -> Any:
-        return array
 
     def abort(self) -> None:
         """Do nothing."""

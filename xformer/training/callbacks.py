@@ -6,21 +6,21 @@ A callback is called as `callback(event, loop)` with every event and ends traini
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 from xformer.config import check_count
 from xformer.errors import ConfigError, check_arguments, describe_type
 from xformer.training.events import End, Event, Plan, Skip, Start, Step, Validation, format_limit
 from xformer.training.fit import TrainingLoop
-from xformer.training.inputs import check_batches, rate_of
+from xformer.training.inputs import check_batches
 from xformer.training.interrupt import check_stop
 from xformer.training.loss import mean_loss
+from xformer.training.schedules import rate_of
 
 _LOG = logging.getLogger("xformer")
 _MANY = 10**9  # steps, more than any run or warm-up has
@@ -73,6 +73,7 @@ def validate(data: Iterable[Any] | Callable[[Any], float], every: int, *, metric
     return Validator(every, loss=loss)
 
 
+@dataclass(eq=False)
 class Validator:
     """The callback that `validate` returns.
 
@@ -91,28 +92,24 @@ class Validator:
         best: The values by which the best model so far was compared, larger being better; None before there is one.
     """
 
-    validates = True
+    validates: ClassVar = True
 
-    def __init__(
-        self,
-        every: int,
-        *,
-        loss: Callable[[Any, TrainingLoop], float] | None = None,
-        score: Callable[[Any], float] | None = None,
-        metric: str | None = None,
-        by_loss: bool = False,
-        trial: Callable[[Any], float] | None = None,
-        at_start: bool = False,
-    ) -> None:
-        self.every, self.metric, self._loss, self._score, self._by_loss = every, metric, loss, score, by_loss
-        self._trial, self.durations = trial if trial and score else score, list[float]()
-        self.step, self._start = 0, -1 if at_start else 0
-        self.best: list[float] | None = None
+    every: int
+    _: KW_ONLY
+    loss: Callable[[Any, TrainingLoop], float] | None = None
+    score: Callable[[Any], float] | None = None
+    metric: str | None = None
+    by_loss: bool = False
+    trial: Callable[[Any], float] | None = None
+    at_start: bool = False
+    step: int = field(default=0, init=False)
+    durations: list[float] = field(default_factory=list, init=False)
+    best: list[float] | None = field(default=None, init=False)
 
     def __call__(self, event: Event, loop: TrainingLoop) -> None:
         """Validate if a validation is due, including one that was interrupted."""
         if isinstance(event, Start) and not event.step:
-            self.step, self.best, self.durations = self._start, None, []
+            self.step, self.best, self.durations = -1 if self.at_start else 0, None, []
         due = isinstance(event, End) or (isinstance(event, Start | Step) and event.step % self.every == 0)
         if not due or event.step == self.step or (isinstance(event, End) and event.is_interrupted):
             return
@@ -126,9 +123,8 @@ class Validator:
     def cost(self, loop: TrainingLoop) -> float:
         """Return the minutes of a validation; without one so far, do its work once."""
         if not self.durations:
-            trial = copy.copy(self)
-            trial._score, started = self._trial, loop.minutes
-            trial.evaluate(loop.model, loop)
+            started = loop.minutes
+            replace(self, score=self.score and (self.trial or self.score)).evaluate(loop.model, loop)
             self.durations.append(loop.minutes - started)
         return sum(self.durations) / len(self.durations)
 
@@ -138,21 +134,21 @@ class Validator:
         Raises:
             TrainingError: If the loss is not finite.
         """
-        loss = None if self._loss is None else self._loss(model, loop)
+        loss = None if self.loss is None else self.loss(model, loop)
         if loss is not None and not math.isfinite(loss):
             raise loop.diverged(f"the validation loss after step {loop.step} is {loss}")
-        if self._score is not None:
+        if self.score is not None:
             loop.save()  # save first: scoring is slow
-        score = None if self._score is None else float(self._score(model))
+        score = None if self.score is None else float(self.score(model))
         loss, score = loop.communicator.all_gather([loss, score])[0]  # ranks must not differ in what they decide
         perplexity = None if loss is None else math.exp(min(loss, 700.0))
-        metric = None if self._score is None else self.metric
+        metric = None if self.score is None else self.metric
         validation = event(loop.step, loop.epoch, loss, perplexity, score, metric, best=False, minutes=loop.minutes)
         return replace(validation, best=self.best is None or self.rank(validation) > self.best)
 
     def rank(self, validation: Validation) -> list[float]:
         """Return the values by which a model is compared: its score, if any, and then its negated loss."""
-        values = [] if validation.score is None or self._by_loss else [validation.score]
+        values = [] if validation.score is None or self.by_loss else [validation.score]
         return values if validation.loss is None else [*values, -validation.loss]
 
     def state_dict(self) -> dict[str, Any]:

@@ -29,12 +29,12 @@ from xformer.training.checkpoint import TrainingFiles, load_parameters, nonfinit
 from xformer.training.data_parallel import can_split, default_num_workers
 from xformer.training.data_parallel import data_parallel as parallel_value_and_grad
 from xformer.training.events import Checkpoint, End, Event, History, Skip, Start, Step, Validation
-from xformer.training.inputs import Batches, BatchStream, FitConfig, check_inputs, rate_of, steps_of_one_pass, tokens_of
+from xformer.training.inputs import Batches, BatchStream, FitConfig, check_inputs, count_steps, is_validated, tokens_of
 from xformer.training.interrupt import Stopped, stop_on_signals
 from xformer.training.jitted_step import JittedStep, is_slower
 from xformer.training.optimizers import Optimizer
 from xformer.training.precision import GradScaler, autocast, check_precision
-from xformer.training.schedules import Schedule, as_schedule
+from xformer.training.schedules import Schedule, as_schedule, rate_of
 from xformer.training.step import Loss, train_step
 from xformer.tree import first_array, flatten_parameters
 
@@ -100,8 +100,8 @@ class TrainingLoop:
         jit: bool | None = None,
         **options: Any,
     ) -> None:
-        arguments = (model, loss_fn, batches, optimizer, learning_rate, callbacks, num_tokens, run_dir)
-        self._is_validated = check_inputs(*arguments, keep_best)
+        check_inputs(model, loss_fn, batches, optimizer, learning_rate, num_tokens, run_dir)
+        self._is_validated = is_validated(callbacks, keep_best)
         self.config = config = FitConfig(**options)
         check_precision(config.precision, model)
         if config.reproducible:
@@ -115,7 +115,7 @@ class TrainingLoop:
         self.learning_rate = as_schedule(learning_rate if callable(learning_rate) else lambda step: learning_rate)
         self.count_tokens = num_tokens or (lambda batch: getattr(batch, "num_tokens", 1))
         self._batches, self._is_one_pass = batches, steps is None
-        self.max_steps = steps_of_one_pass(batches, config.grad_accumulation) if steps is None else steps
+        self.max_steps = count_steps(batches, config.grad_accumulation) if steps is None else steps
         if self.max_steps != math.inf:
             check_count("steps", self.max_steps)
         elif self.learning_rate is learning_rate and not any(hasattr(each, "fixes_steps") for each in callbacks):

@@ -15,7 +15,6 @@ from xformer.errors import ConfigError, DataError, describe_type
 from xformer.ops.blocks import PackedBlocks
 from xformer.ops.weights import PackedWeight, inference_weights, quantized_dtype
 from xformer.training.precision import PRECISIONS
-from xformer.training.schedules import Schedule
 from xformer.tree import Module, flatten, flatten_parameters, is_array, is_frozen
 
 Batches = Iterable[S] | Callable[[int], Iterable[S]]
@@ -78,7 +77,7 @@ class BatchStream:
                 return
 
 
-def steps_of_one_pass(batches: Any, grad_accumulation: int) -> int:
+def count_steps(batches: Any, grad_accumulation: int) -> int:
     """Return the number of steps of one pass; raise ConfigError for batches without a length."""
     try:
         count = len(batches)
@@ -89,18 +88,6 @@ def steps_of_one_pass(batches: Any, grad_accumulation: int) -> int:
     if not count:
         raise DataError("batches is empty; expected at least one batch")
     return math.ceil(count / grad_accumulation)
-
-
-def rate_of(schedule: Schedule, step: int, total_steps: float) -> float:
-    """Return the learning rate of a step of so many; raise ConfigError unless it is a finite number."""
-    received = schedule(step, total_steps=total_steps)
-    try:
-        learning_rate = float(received)
-    except (TypeError, ValueError):  # e.g. a schedule that returns None
-        learning_rate = math.nan
-    if not math.isfinite(learning_rate):
-        raise ConfigError(f"learning_rate is {received!r} at step {step}; expected a finite number")
-    return learning_rate
 
 
 def tokens_of(batches: Sequence[Any], count_tokens: Callable[[Any], int], step: int) -> int:
@@ -117,21 +104,9 @@ def tokens_of(batches: Sequence[Any], count_tokens: Callable[[Any], int], step: 
 
 
 def check_inputs(
-    model: Any,
-    loss_fn: Any,
-    batches: Any,
-    optimizer: Any,
-    learning_rate: Any,
-    callbacks: Any,
-    num_tokens: Any,
-    run_dir: Any,
-    keep_best: Any,
-) -> bool:
-    """Raise ConfigError for arguments of `fit` that are not what they should be.
-
-    Returns:
-        False if validations are needed, and only a callback of the user may make them.
-    """
+    model: Any, loss_fn: Any, batches: Any, optimizer: Any, learning_rate: Any, num_tokens: Any, run_dir: Any
+) -> None:
+    """Raise ConfigError for arguments of `fit` that are not what they should be."""
     _check_model(model)
     if not callable(loss_fn):
         raise ConfigError(f"loss_fn is {loss_fn!r}; expected a function (model, batch, rng)")
@@ -148,14 +123,22 @@ def check_inputs(
         raise ConfigError(f"optimizer is {received}; expected an optimizer of xformer, e.g. xf.AdamW()")
     if not callable(learning_rate) and (not isinstance(learning_rate, int | float) or isinstance(learning_rate, bool)):
         raise ConfigError(f"learning_rate is {learning_rate!r}; expected a number or a schedule")
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        raise ConfigError("callbacks is not a list of functions (event, loop); put a single callback in brackets")
     if num_tokens is not None and not callable(num_tokens):
         raise ConfigError(f"num_tokens is {num_tokens!r}; expected a function of the batch")
     if run_dir is not None and (not isinstance(run_dir, str | os.PathLike) or "\0" in os.fspath(run_dir)):
         raise ConfigError(f"run_dir is {run_dir!r}; expected the path of a directory")
     if run_dir is not None and not isinstance(model, Module):
         raise ConfigError(f"model is {describe_type(model)}; run_dir requires a Module")
+
+
+def is_validated(callbacks: Any, keep_best: Any) -> bool:
+    """Return False if validations are needed, and only a callback of the user may make them.
+
+    Raises:
+        ConfigError: For arguments of `fit` that are not callbacks, or do not fit together.
+    """
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise ConfigError("callbacks is not a list of functions (event, loop); put a single callback in brackets")
     count = sum(hasattr(each, "validates") for each in callbacks)
     stops_early = any(hasattr(each, "stops_early") for each in callbacks)
     if check_bool("keep_best", keep_best) and count > 1:

@@ -106,36 +106,23 @@ class JittedStep:
         options["value_and_grad"] = data_parallel(self._num_workers, communicator=self._communicator)
         return train_step(model, state, batches, rng, loss_fn=loss_fn, donate=True, **options)
 
-    def _make(
-        self,
-        model: Any,
-        state: Any,
-        batches: Sequence[Any],
-        rng: Rng | None,
-        *,
-        optimizer: Any,
-        learning_rate: float,
-        num_tokens: int,
-        **options: Any,
-    ) -> StepResult[Any]:
-        options["optimizer"] = optimizer
+    def _make(self, model: Any, state: Any, batches: Sequence[Any], rng: Rng | None, **options: Any) -> StepResult[Any]:
         like = first_array(model)
         xp = array_namespace(like)
         is_sharded = self._num_workers > 1 and any(map(can_split, batches))
         can_trace = xp.name == "numpy" or xp.graph_capture() is not None
-        if is_sharded or type(optimizer) not in (Adam, AdamW, SGD) or not can_trace:
-            options |= {"learning_rate": learning_rate, "num_tokens": num_tokens, "value_and_grad": self._sharded}
-            result = train_step(model, state, batches, rng, donate=True, **options)
+        if is_sharded or type(options["optimizer"]) not in (Adam, AdamW, SGD) or not can_trace:
+            result = train_step(model, state, batches, rng, donate=True, value_and_grad=self._sharded, **options)
             if compiler(xp) is None:
                 return result
             _write(model, result.model)  # a program belongs to the arrays of a model
             return result._replace(model=model)
-        options["value_and_grad"] = self._value_and_grad
-        changing = np.asarray([state.step, learning_rate, num_tokens], np.float64)
+        changing = np.asarray([state.step, options.pop("learning_rate"), options.pop("num_tokens")], np.float64)
         numbers = xp.from_host(changing, device=device(like))
         arrays = state._replace(step=None)
         if self._state is None or not all(map(operator.is_, arrays, self._state)):
             self._state = arrays  # the same tuple in each step, which jit then knows
+        options["value_and_grad"] = self._value_and_grad
         loss, grad_norm = self._step(model, self._state, batches, rng, numbers, **options)
         return StepResult(model, state._replace(step=state.step + 1), loss, grad_norm)
 
@@ -146,16 +133,10 @@ def _step_in_place(model: Any, state: Any, batches: Any, rng: Any, numbers: Any,
     The numbers are the step, the learning rate and the number of tokens: one array, which is copied at once.
     """
     step, learning_rate, num_tokens = (numbers[index, ...] for index in range(3))
+    # A copy, since the optimizer counts it up in place.
+    counted = state._replace(step=array_namespace(step).asarray(step, copy=True))
     result = train_step(
-        model,
-        # Donated, so the optimizer counts it up in place.
-        state._replace(step=array_namespace(step).asarray(step, copy=True)),
-        batches,
-        rng,
-        learning_rate=learning_rate,
-        num_tokens=num_tokens,
-        donate=True,
-        **options,
+        model, counted, batches, rng, learning_rate=learning_rate, num_tokens=num_tokens, donate=True, **options
     )
     _write((model, state), (result.model, result.state[1:]))
     return result.loss, result.grad_norm

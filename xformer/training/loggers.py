@@ -9,8 +9,9 @@ import io
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from html import escape
-from typing import Any
+from typing import Any, ClassVar
 
 from xformer.config import check_count
 from xformer.html import table
@@ -23,6 +24,7 @@ Rows = Sequence[Mapping[str, str]]
 """A table: for each row the texts by column name."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Logger(ABC):
     """A callback that writes the scalars of a run, and at each validation samples and figures.
 
@@ -40,18 +42,15 @@ class Logger(ABC):
         ConfigError: For an invalid number of steps.
     """
 
-    package: str
+    package: ClassVar[str]
     """Import name of the package."""
 
-    def __init__(
-        self,
-        *,
-        samples: Callable[[Any], Rows] | None = None,
-        figures: Callable[[Any], Mapping[str, Any]] | None = None,
-        every: int = LOG_EVERY,
-    ) -> None:
-        check_count("every", every)
-        self.samples, self.figures, self.every = samples, figures, every
+    samples: Callable[[Any], Rows] | None = None
+    figures: Callable[[Any], Mapping[str, Any]] | None = None
+    every: int = LOG_EVERY
+
+    def __post_init__(self) -> None:
+        check_count("every", self.every)
         self._module: Any = require(self.package)
         self._is_open = False
         self._end: End | None = None
@@ -115,6 +114,7 @@ class Logger(ABC):
         """End the log; without an event, an error ended training."""
 
 
+@dataclass(eq=False)
 class TensorBoard(Logger):
     """A callback that writes event files of TensorBoard; watch them with `tensorboard --logdir DIRECTORY`.
 
@@ -130,16 +130,19 @@ class TensorBoard(Logger):
 
     package = "tensorboardX"
 
-    def __init__(self, directory: StrPath, **options: Any) -> None:
-        super().__init__(**options)
-        self.directory = os.fspath(directory)
+    directory: StrPath
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._writer: Any = None
 
     def open(self, step: int) -> None:
         """Open a new event file; TensorBoard discards events of earlier files after `step`."""
         # Names of event files have the time in seconds; the suffix keeps sessions of the same second apart.
         purge_step = step + 1 if step else 0
-        self._writer = self._module.SummaryWriter(self.directory, purge_step=purge_step, filename_suffix=f".{step}")
+        self._writer = self._module.SummaryWriter(
+            os.fspath(self.directory), purge_step=purge_step, filename_suffix=f".{step}"
+        )
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write scalars by name."""
@@ -183,6 +186,7 @@ class _RunLogger(Logger):
         self.run_id = state["run_id"]
 
 
+@dataclass(eq=False)
 class MLflow(_RunLogger):
     """A callback that writes a run to MLflow: scalars as metrics, samples and figures as artifacts.
 
@@ -198,17 +202,14 @@ class MLflow(_RunLogger):
 
     package = "mlflow"
 
-    def __init__(
-        self,
-        experiment: str = "xformer",
-        *,
-        run_name: str | None = None,
-        tracking_uri: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.experiment, self.run_name = experiment, run_name
-        self._client: Any = self._module.MlflowClient(tracking_uri)
+    experiment: str = "xformer"
+    _: KW_ONLY
+    run_name: str | None = None
+    tracking_uri: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._client: Any = self._module.MlflowClient(self.tracking_uri)
         self._last_steps: dict[str, int] = {}
 
     def open(self, step: int) -> None:
@@ -246,6 +247,7 @@ class MLflow(_RunLogger):
         self._client.set_terminated(self.run_id, status)
 
 
+@dataclass(eq=False)
 class WeightsAndBiases(_RunLogger):
     """A callback that writes a run to Weights & Biases.
 
@@ -262,25 +264,22 @@ class WeightsAndBiases(_RunLogger):
 
     package = "wandb"
 
-    def __init__(
-        self,
-        project: str = "xformer",
-        *,
-        run_name: str | None = None,
-        directory: StrPath | None = None,
-        mode: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.project, self.run_name, self.mode = project, run_name, mode
-        self.directory = None if directory is None else os.fspath(directory)
+    project: str = "xformer"
+    _: KW_ONLY
+    run_name: str | None = None
+    directory: StrPath | None = None
+    mode: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._last_step = 0
         self._run: Any = None
 
     def open(self, step: int) -> None:
         """Create the run, or continue it: steps that it has are not written again."""
+        directory = None if self.directory is None else os.fspath(self.directory)
         self._run = self._module.init(
-            project=self.project, name=self.run_name, dir=self.directory, mode=self.mode, id=self.run_id, resume="allow"
+            project=self.project, name=self.run_name, dir=directory, mode=self.mode, id=self.run_id, resume="allow"
         )
         self.run_id = self._run.id
         self._last_step = max(self._last_step, step, self._run.step - 1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any
 
 from xformer.backends import Array, accumulation_dtype, array_namespace, device, to_library_of
 from xformer.data.packing import IGNORE_INDEX, PackedBatch, TextChunks
@@ -20,9 +20,6 @@ from xformer.ops import cross_entropy, softmax
 from xformer.random import Rng
 from xformer.threads import blas_threads, num_threads, parallel_map
 from xformer.training.interrupt import until_stopped
-
-Item = TypeVar("Item")
-_MISSING: Any = object()
 
 
 def translation_loss(
@@ -265,19 +262,13 @@ def mean_loss(
     batches, ranks = list(batches), communicator or SingleProcess()
     if not batches:
         raise DataError("the validation data has no batches; expected at least one")
-    own = batches[ranks.rank :: ranks.size]
+    own = list(enumerate(batches))[ranks.rank :: ranks.size]
     num_parts = max(1, num_workers // ranks.size)
 
-    def compute(part: list[Any]) -> list[float]:
-        return [float(loss_fn(model, batch, None)) for batch in until_stopped(part)]
+    def compute(part: list[tuple[int, Any]]) -> list[tuple[int, float]]:
+        return [(number, float(loss_fn(model, batch, None))) for number, batch in until_stopped(part)]
 
     with blas_threads(1 if num_workers > 1 else num_threads()):
         parts = parallel_map(compute, [own[start::num_parts] for start in range(num_parts)])
-    losses = interleave([interleave(parts) for parts in ranks.all_gather(parts)])
-    return sum(losses) / max(1, sum(map(count_tokens, batches)))
-
-
-def interleave(parts: Sequence[Sequence[Item]]) -> list[Item]:
-    """Return the list whose slices [0::n], [1::n], ... are the n parts."""
-    rows = itertools.zip_longest(*parts, fillvalue=_MISSING)
-    return [item for row in rows for item in row if item is not _MISSING]
+    numbered = itertools.chain(*itertools.chain(*ranks.all_gather(parts)))
+    return sum(loss for _, loss in sorted(numbered)) / max(1, sum(map(count_tokens, batches)))

@@ -78,6 +78,18 @@ def as_schedule(learning_rate: Schedule) -> Schedule:
     return lambda step, total_steps: learning_rate(step)
 
 
+def rate_of(schedule: Schedule, step: int, total_steps: float) -> float:
+    """Return the learning rate of a step of so many; raise ConfigError unless it is a finite number."""
+    received = schedule(step, total_steps=total_steps)
+    try:
+        learning_rate = float(received)
+    except (TypeError, ValueError):  # e.g. a schedule that returns None
+        learning_rate = math.nan
+    if not math.isfinite(learning_rate):
+        raise ConfigError(f"learning_rate is {received!r} at step {step}; expected a finite number")
+    return learning_rate
+
+
 def _falling(
     shape: Callable[[float], float], peak: float, warmup_steps: int, total_steps: int | None, floor: float
 ) -> Schedule:
