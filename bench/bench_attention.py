@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from recorder import Recorder, baseline, xformer_specs
 
-from xformer.benchmarks import attention
+from xformer.benchmarks import parts
 
 ROUNDS = 15
 # (batch, heads, length, head_dim)
@@ -24,7 +24,7 @@ FLAGS = [
 ]
 
 
-def workloads(shapes: list[tuple[int, ...]], *, layer: bool) -> list[Any]:
+def workloads(shapes: list[tuple[int, ...]], part: str) -> list[Any]:
     """Return all combinations of shapes and flags; only the first shape is padded."""
     parameters = []
     for shape in shapes:
@@ -32,26 +32,26 @@ def workloads(shapes: list[tuple[int, ...]], *, layer: bool) -> list[Any]:
         for causal, padded, backward in FLAGS:
             if padded and shape != shapes[0]:
                 continue
-            flags = {"causal": causal, "padded": padded, "backward": backward, "layer": layer}
-            workload = attention.workload({**sizes, **flags})
+            flags = {"causal": causal, "padded": padded, "backward": backward, "part": part}
+            workload = parts.workload({**sizes, **flags})
             parameters.append(pytest.param(workload, id=workload.name.replace(" ", "-")))
     return parameters
 
 
-@pytest.mark.parametrize("workload", workloads(CORE, layer=False))
+@pytest.mark.parametrize("workload", workloads(CORE, "attention"))
 def test_attention(benchmark: Any, recorder: Recorder, workload: Any) -> None:
     specs = [
-        *xformer_specs("xformer.benchmarks.attention:build"),
+        *xformer_specs("xformer.benchmarks.parts:build"),
         baseline("torch SDPA", "baselines.torch_attention:build_attention"),
         baseline("textbook NumPy", "baselines.naive_attention:build"),
     ]
     recorder.measure(benchmark, "attention", workload, specs, ROUNDS)
 
 
-@pytest.mark.parametrize("workload", workloads(LAYER, layer=True))
+@pytest.mark.parametrize("workload", workloads(LAYER, "layer"))
 def test_multi_head_attention(benchmark: Any, recorder: Recorder, workload: Any) -> None:
     specs = [
-        *xformer_specs("xformer.benchmarks.attention:build"),
+        *xformer_specs("xformer.benchmarks.parts:build"),
         baseline("torch nn.MultiheadAttention", "baselines.torch_attention:build_layer"),
     ]
     if not workload.settings["backward"]:

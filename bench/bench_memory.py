@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 from recorder import Recorder, baseline, xformer_specs
 
-from xformer.benchmarks import attention
+from xformer.benchmarks import parts
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
-SIZES = {"batch": 1, "heads": 1, "head_dim": 64, "padded": False, "backward": True, "layer": False}
+SIZES = {"batch": 1, "heads": 1, "head_dim": 64, "padded": False, "backward": True, "part": "attention"}
 PEAKS: dict[tuple[str, bool, int], int] = {}  # implementation, causal, length -> bytes
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_memory(benchmark: Any, recorder: Recorder, length: int, causal: bool) -> None:
-    workload = replace(attention.workload({**SIZES, "length": length, "causal": causal}), warmup_steps=0)
+    workload = replace(parts.workload({**SIZES, "length": length, "causal": causal}), warmup_steps=0)
     specs = [
-        *xformer_specs("xformer.benchmarks.attention:build", ("numpy", "torch", "jax")),
+        *xformer_specs("xformer.benchmarks.parts:build", ("numpy", "torch", "jax")),
         baseline("torch SDPA", "baselines.torch_attention:build_attention"),
         baseline("textbook NumPy", "baselines.naive_attention:build"),
     ]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from recorder import baseline
 from workloads import decoding, norms, stacks, training
 
-from xformer.benchmarks import attention
+from xformer.benchmarks import parts
 from xformer.benchmarks.interleaved import Spec, Workload
 
 DTYPE = "bfloat16"
@@ -56,18 +56,18 @@ def all_of_torch(factory: str) -> list[Spec]:
 def attention_case(head_dim: int, length: int, backward: bool, estimate: str = "") -> Case:
     """Return causal attention, forward or forward and backward."""
     sizes = {"batch": TOKENS // length, "heads": 2048 // head_dim, "length": length, "head_dim": head_dim}
-    flags = {"causal": True, "padded": False, "backward": backward, "layer": False, "dtype": DTYPE}
-    factory, theirs = "xformer.benchmarks.attention:build", "baselines.torch_attention:build_attention"
+    flags = {"causal": True, "padded": False, "backward": backward, "part": "attention", "dtype": DTYPE}
+    factory, theirs = "xformer.benchmarks.parts:build", "baselines.torch_attention:build_attention"
     specs = [ours(factory), *([ours(factory, deterministic=True)] if backward else [])]
     specs += [on_torch(f"torch {name}", theirs, kernel=name) for name in ("cudnn", "flash")]
-    return Case(attention.workload({**sizes, **flags}), specs, estimate)
+    return Case(parts.workload({**sizes, **flags}), specs, estimate)
 
 
 def layer_case() -> Case:
     """Return the multi-head layer, forward."""
-    flags = {"causal": False, "padded": False, "backward": False, "layer": True, "dtype": DTYPE}
-    specs = [ours("xformer.benchmarks.attention:build"), on_torch("torch", "baselines.torch_attention:build_layer")]
-    workload = attention.workload({"batch": 8, "length": TOKENS // 8, **WIDE, **flags})
+    flags = {"causal": False, "padded": False, "backward": False, "part": "layer", "dtype": DTYPE}
+    specs = [ours("xformer.benchmarks.parts:build"), on_torch("torch", "baselines.torch_attention:build_layer")]
+    workload = parts.workload({"batch": 8, "length": TOKENS // 8, **WIDE, **flags})
     return Case(workload, specs, "0.55-0.6 ms, torch 0.5-0.55")
 
 

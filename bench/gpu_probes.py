@@ -22,7 +22,7 @@ import numpy as np
 from workloads import decoding, training
 
 from xformer import Rng, vjp
-from xformer.benchmarks import attention
+from xformer.benchmarks import parts
 from xformer.benchmarks.computation import Backend
 from xformer.ops import (
     adam,
@@ -352,10 +352,10 @@ def attention_kernels() -> Answers:
     answers = {}
     for head_dim in (128, 64):
         sizes = {"batch": 4, "heads": 2048 // head_dim, "length": 4096, "head_dim": head_dim, "dtype": "bfloat16"}
-        settings = {**sizes, "causal": True, "padded": False, "backward": True, "layer": False}
+        settings = {**sizes, "causal": True, "padded": False, "backward": True, "part": "attention"}
         others = importlib.import_module("baselines.torch_attention")
         for label, computation in (
-            ("xformer", attention.build({**settings, "backend": "cupy"})),
+            ("xformer", parts.build({**settings, "backend": "cupy"})),
             ("torch", others.build_attention({**settings, "device": "cuda"})),
         ):
             times = kernel_times(lambda index, run=computation: run.wait(run.step(index)), 5)

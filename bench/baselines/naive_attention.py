@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from xformer.benchmarks.attention import make_inputs
 from xformer.benchmarks.computation import Computation, fingerprint
+from xformer.benchmarks.parts import gradient_of, inputs_of, mask_of
 
 
 def softmax(scores: Any) -> Any:
@@ -37,8 +37,7 @@ def gradients(query: Any, key: Any, value: Any, weights: Any, gradient: Any) -> 
 
 def build(settings: dict[str, Any]) -> Computation:
     """Build attention, forward or forward and backward."""
-    inputs = make_inputs(settings)
-    query, key, value, mask = (inputs[name] for name in ("query", "key", "value", "mask"))
+    (query, key, value), mask = inputs_of(settings, 3), mask_of(settings)
     if settings["causal"]:
         earlier = np.tri(settings["length"], dtype=bool)
         mask = earlier if mask is None else mask & earlier
@@ -47,6 +46,6 @@ def build(settings: dict[str, Any]) -> Computation:
         out, weights = attention(query, key, value, mask)
         if not settings["backward"]:
             return (out,)
-        return (out, *gradients(query, key, value, weights, inputs["gradient"]))
+        return (out, *gradients(query, key, value, weights, gradient_of(query.shape)))
 
     return Computation(step, fingerprint)

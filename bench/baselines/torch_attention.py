@@ -10,14 +10,14 @@ from torch import nn
 
 import xformer as xf
 from baselines.torch_support import compiled, device_and_dtype, tensor, torch_computation
-from xformer.benchmarks.attention import layer_fingerprint, make_inputs
 from xformer.benchmarks.computation import Computation
+from xformer.benchmarks.parts import gradient_of, inputs_of, layer_fingerprint, mask_of
 
 
 def build_attention(settings: dict[str, Any]) -> Computation:
     """Build scaled_dot_product_attention; settings["kernel"] is "cudnn", "flash", "mem_efficient" or "math"."""
-    inputs = make_tensors(settings)
-    causal, mask = settings["causal"], inputs["mask"]
+    inputs, mask = make_tensors(settings)
+    causal = settings["causal"]
     if causal and mask is not None:  # torch accepts only one of them
         mask, causal = mask & ~later(settings["length"], mask.device), False
     if "kernel" in settings:
@@ -27,9 +27,7 @@ def build_attention(settings: dict[str, Any]) -> Computation:
     def forward(query: Any, key: Any, value: Any) -> Any:
         return nn.functional.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
 
-    return torch_computation(
-        forward, [inputs[name] for name in ("query", "key", "value")], output_gradient(settings, inputs)
-    )
+    return torch_computation(forward, inputs, output_gradient(settings, inputs))
 
 
 def build_layer(settings: dict[str, Any]) -> Computation:
@@ -38,13 +36,13 @@ def build_layer(settings: dict[str, Any]) -> Computation:
     Inference takes its fast path unless settings["fast_path"] is False: with masks, the other path is faster on CPUs.
     """
     torch.backends.mha.set_fastpath_enabled(settings.get("fast_path", True))
-    inputs = make_tensors(settings)
+    inputs, mask = make_tensors(settings)
     features, heads = settings["heads"] * settings["head_dim"], settings["heads"]
     module = nn.MultiheadAttention(features, heads, batch_first=True).train(settings["backward"])
     load_attention(module, xf.MultiHeadAttention(features, heads, init=xf.Initializer("numpy")))
     module = module.to(**device_and_dtype(settings))
-    blocked = None if inputs["mask"] is None else ~inputs["mask"][:, 0, 0, :]
-    late = later(settings["length"], inputs["x"].device) if settings["causal"] else None
+    blocked = None if mask is None else ~mask[:, 0, 0, :]
+    late = later(settings["length"], inputs[0].device) if settings["causal"] else None
     apply = compiled(module, settings)
     masks = {"key_padding_mask": blocked, "attn_mask": late, "is_causal": late is not None}
 
@@ -54,26 +52,26 @@ def build_layer(settings: dict[str, Any]) -> Computation:
     warnings.simplefilter("ignore", UserWarning)  # the fast path uses nested tensors, which are a prototype
     return torch_computation(
         forward,
-        [inputs["x"]],
+        inputs,
         output_gradient(settings, inputs),
         parameters=module.parameters(),
         fingerprint=layer_fingerprint,
     )
 
 
-def make_tensors(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the inputs of the workload as tensors."""
-    target = device_and_dtype(settings)
-    tensors = {name: None if x is None else torch.from_numpy(x) for name, x in make_inputs(settings).items()}
-    return {
-        name: x if x is None else x.to(target["device"]) if x.dtype == torch.bool else x.to(**target)
-        for name, x in tensors.items()
-    }
+def make_tensors(settings: dict[str, Any]) -> tuple[list[Any], Any]:
+    """Return the inputs of the workload and its mask, or None, as tensors."""
+    target, mask = device_and_dtype(settings), mask_of(settings)
+    inputs = inputs_of(settings, 3 if settings["part"] == "attention" else 1)
+    tensors = [torch.from_numpy(x).to(**target) for x in inputs]
+    return tensors, None if mask is None else torch.from_numpy(mask).to(target["device"])
 
 
-def output_gradient(settings: dict[str, Any], inputs: dict[str, Any]) -> Any:
+def output_gradient(settings: dict[str, Any], inputs: list[Any]) -> Any:
     """Return the gradient of the output, or None for a forward pass only."""
-    return inputs["gradient"] if settings["backward"] else None
+    if not settings["backward"]:
+        return None
+    return torch.from_numpy(gradient_of(tuple(inputs[0].shape))).to(inputs[0])
 
 
 def later(length: int, device: Any) -> Any:

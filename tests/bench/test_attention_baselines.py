@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from xformer.benchmarks import attention
+from xformer.benchmarks import parts
 from xformer.benchmarks.interleaved import difference
 
 SIZES = {"batch": 3, "heads": 2, "length": 6, "head_dim": 4}
@@ -16,10 +16,10 @@ FLAGS = [
     for values in itertools.product((False, True), repeat=3)
 ]
 BASELINES = [
-    ("baselines.naive_attention", "build", {"layer": False}),
-    ("baselines.torch_attention", "build_attention", {"layer": False}),
-    ("baselines.torch_attention", "build_layer", {"layer": True, "fast_path": False}),
-    ("baselines.torch_attention", "build_layer", {"layer": True}),
+    ("baselines.naive_attention", "build", {"part": "attention"}),
+    ("baselines.torch_attention", "build_attention", {"part": "attention"}),
+    ("baselines.torch_attention", "build_layer", {"part": "layer", "fast_path": False}),
+    ("baselines.torch_attention", "build_layer", {"part": "layer"}),
 ]
 
 
@@ -32,7 +32,7 @@ def test_a_baseline_computes_the_same(module, function, options, flags):
     if module.startswith("baselines.torch"):
         pytest.importorskip("torch")
     settings = {**SIZES, **flags, **options}
-    ours = attention.build({**settings, "backend": "numpy"})
+    ours = parts.build({**settings, "backend": "numpy"})
     theirs = getattr(importlib.import_module(module), function)(settings)
     with theirs.context():
         actual = theirs.fingerprint(theirs.step(0))

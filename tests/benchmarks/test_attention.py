@@ -6,36 +6,37 @@ import numpy as np
 import pytest
 
 from tests.conftest import library_or_skip
-from xformer.benchmarks import attention
+from xformer.benchmarks import parts
 from xformer.benchmarks.computation import fingerprint
 from xformer.benchmarks.interleaved import difference
 
 SETTINGS = {"batch": 3, "heads": 2, "length": 6, "head_dim": 4, "backend": "numpy"}
 FLAGS = [
-    dict(zip(("causal", "padded", "backward", "layer"), values, strict=True))
-    for values in itertools.product((False, True), repeat=4)
+    dict(zip(("causal", "padded", "backward", "part"), values, strict=True))
+    for values in itertools.product(*[(False, True)] * 3, ("attention", "layer"))
 ]
 
 
 def fingerprint_of(settings):
-    computation = attention.build(settings)
+    computation = parts.build(settings)
     with computation.context():
         return computation.fingerprint(computation.step(0))
 
 
 def test_flops_count_matrix_products():
     core = {**SETTINGS, **FLAGS[0]}
-    assert attention.flops(core) == 2 * (2 * 3 * 2 * 6 * 6 * 4)
-    assert attention.flops({**core, "causal": True}) == 2 * (2 * 3 * 2 * 21 * 4)
-    assert attention.flops({**core, "backward": True}) == 3 * attention.flops(core)
-    assert attention.flops({**core, "layer": True}) - attention.flops(core) == 4 * (2 * 18 * 8 * 8)
+    flops = parts.workload(core).flops
+    assert flops == 2 * (2 * 3 * 2 * 6 * 6 * 4)
+    assert parts.workload({**core, "causal": True}).flops == 2 * (2 * 3 * 2 * 21 * 4)
+    assert parts.workload({**core, "backward": True}).flops == 3 * flops
+    assert parts.workload({**core, "part": "layer"}).flops - flops == 4 * (2 * 18 * 8 * 8)
 
 
 def test_padding_keeps_half_of_every_sentence():
-    mask = attention.make_inputs({**SETTINGS, "batch": 64, "padded": True, "layer": False})["mask"]
+    mask = parts.mask_of({**SETTINGS, "batch": 64, "padded": True})
     kept = mask.sum(axis=-1)
     assert (mask.shape, kept.min(), kept.max()) == ((64, 1, 1, 6), 3, 6)
-    assert attention.make_inputs({**SETTINGS, "padded": False, "layer": True})["mask"] is None
+    assert parts.mask_of({**SETTINGS, "padded": False}) is None
 
 
 @pytest.mark.parametrize("flags", FLAGS[7::8], ids=lambda flags: "-".join(name for name in flags if flags[name]))

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from xformer.benchmarks import attention, worker
+from xformer.benchmarks import parts, worker
 from xformer.benchmarks.interleaved import (
     _TOLERANCES,
     InterleavedBenchmark,
@@ -120,7 +120,7 @@ def test_results_are_compared_by_norm_and_tokens_one_by_one(actual, expected):
 
 def test_zeros_are_not_attention_in_bfloat16_but_rounded_results_are():
     settings = {"batch": 1, "heads": 1, "length": 1024, "head_dim": 8, "causal": False, "padded": False}
-    computation = attention.build({**settings, "backward": True, "layer": False, "backend": "numpy"})
+    computation = parts.build({**settings, "backward": True, "part": "attention", "backend": "numpy"})
     results = computation.step(0)
     expected, zeros = (computation.fingerprint(arrays) for arrays in (results, [x * 0 for x in results]))
     assert difference(expected, zeros) == 1.0

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer.backends import to_host
-from xformer.benchmarks import attention
 from xformer.benchmarks.computation import Backend, Computation, fingerprint
 from xformer.benchmarks.interleaved import Settings, Spec, Workload, name_with_dtype
 from xformer.data.pairs import Batch, TokenPairs
@@ -26,6 +25,8 @@ from xformer.generation.generate import generate
 from xformer.layers import FeedForward, Initializer, LayerNorm, MultiHeadAttention
 from xformer.models import Transformer, TransformerConfig
 from xformer.models.base import LayerFactory
+from xformer.ops import attention
+from xformer.tracing import vjp
 from xformer.tracing.jit import jit
 from xformer.training.loss import translation_loss
 from xformer.training.optimizers import Adam
@@ -51,9 +52,27 @@ class Part(NamedTuple):
     has_backward: bool = True
 
 
-def _features(settings: Settings, seed: int = 0) -> Any:
-    shape = settings["batch"], settings["length"], _d_model(settings)
-    return np.random.default_rng(seed).standard_normal(shape, dtype="float32")
+def inputs_of(settings: Settings, count: int = 1) -> list[Any]:
+    """Return inputs as NumPy arrays, the same for the same settings.
+
+    Their shape is (batch, heads, length, head_dim) for attention, (batch, length, d_model) for other parts.
+    """
+    shape: tuple[int, ...] = settings["batch"], settings["length"], _d_model(settings)
+    if settings["part"] == "attention":
+        shape = settings["batch"], settings["heads"], settings["length"], settings["head_dim"]
+    return [np.random.default_rng(seed).standard_normal(shape, dtype="float32") for seed in range(count)]
+
+
+def mask_of(settings: Settings) -> Any:
+    """Return which keys are no padding, as a boolean NumPy array (batch, 1, 1, length), or None."""
+    length = settings["length"]
+    lengths = np.random.default_rng(0).integers(max(1, length // 2), length + 1, (settings["batch"], 1, 1, 1))
+    return np.arange(length) < lengths if settings["padded"] else None
+
+
+def gradient_of(shape: tuple[int, ...]) -> Any:
+    """Return the gradient of an output of this shape, as a NumPy array."""
+    return np.random.default_rng(1).standard_normal(shape, dtype="float32")
 
 
 def _d_model(settings: Settings) -> int:
@@ -80,7 +99,20 @@ def _ids(settings: Settings, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(_IDS, settings["vocabulary"], shape)
 
 
-def _layers(make: Callable[[Settings, Initializer], Sequence[Any]], num_inputs: int = 1) -> Callable[..., Any]:
+def _masking(settings: Settings, backend: Backend) -> dict[str, Any]:
+    return {"mask": backend.array(mask_of(settings)), "causal": settings["causal"]}
+
+
+def _attention(settings: Settings, backend: Backend) -> Any:
+    masking = _masking(settings, backend)
+    return (lambda *qkv: attention(*qkv, **masking)), tuple(map(backend.array, inputs_of(settings, 3)))
+
+
+def _layers(
+    make: Callable[[Settings, Initializer], Sequence[Any]],
+    num_inputs: int = 1,
+    masking: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
     """Return the function that makes layers, each of which gets the output of the one before and the other inputs."""
 
     def part(settings: Settings, backend: Backend) -> Any:
@@ -88,12 +120,18 @@ def _layers(make: Callable[[Settings, Initializer], Sequence[Any]], num_inputs: 
         if (backend.name, backend.dtype) != ("numpy", "float32"):
             layers = tuple([layer.to(backend.xp, dtype=backend.dtype) for layer in layers])
 
-        def apply(layers: Any, x: Any, *memory: Any) -> Any:
-            return functools.reduce(lambda x, layer: layer(x, *memory), layers, x)
+        options = {} if masking is None else masking(settings, backend)
 
-        return apply, (layers, *(backend.array(_features(settings, seed)) for seed in range(num_inputs)))
+        def apply(layers: Any, x: Any, *memory: Any) -> Any:
+            return functools.reduce(lambda x, layer: layer(x, *memory, **options), layers, x)
+
+        return apply, (layers, *map(backend.array, inputs_of(settings, num_inputs)))
 
     return part
+
+
+def _multi_head_attention(settings: Settings, init: Initializer) -> list[Any]:
+    return [MultiHeadAttention(_d_model(settings), settings["heads"], init=init)]
 
 
 def _feed_forward(settings: Settings, init: Initializer) -> list[Any]:
@@ -137,12 +175,20 @@ def _layer_flops(settings: Settings, *, products: int = 12, scores: int = 4) -> 
     return _tokens(settings) * (2 * products * d_model**2 + scores * d_model * settings["length"])
 
 
+def _attention_flops(settings: Settings, *, products: int = 0) -> int:
+    """Count attention, of which a causal mask leaves out the scores after the diagonal."""
+    skipped = settings["length"] * (settings["length"] - 1) // 2 if settings["causal"] else 0
+    return _layer_flops(settings, products=products) - 4 * settings["batch"] * _d_model(settings) * skipped
+
+
 def _model_flops(settings: Settings) -> int:
     layers = _layer_flops(settings) + _layer_flops(settings, products=16, scores=8)
     return settings["layers"] * layers + 2 * _tokens(settings) * _d_model(settings) * settings["vocabulary"]
 
 
 PARTS = {
+    "attention": Part(_attention, _attention_flops),
+    "layer": Part(_layers(_multi_head_attention, 1, _masking), lambda s: _attention_flops(s, products=4)),
     "feed-forward": Part(_layers(_feed_forward), lambda s: _layer_flops(s, products=8, scores=0)),
     "norm": Part(_layers(lambda s, init: [LayerNorm(_d_model(s), init=init)]), lambda s: 0),
     "encoder": Part(_layers(functools.partial(_stack, "encoder")), lambda s: s["layers"] * _layer_flops(s)),
@@ -153,7 +199,7 @@ PARTS = {
     "train-step": Part(_train_step, lambda s: 3 * _model_flops(s), has_backward=False),
     "decode": Part(_decode, lambda s: 0, has_backward=False),
 }
-NAMES = ("attention", "layer", *PARTS)
+NAMES = tuple(PARTS)
 FORWARD_ONLY = tuple(name for name, part in PARTS.items() if not part.has_backward)
 VARIANTS = (*NAMES, *(f"{name}, backward" for name in NAMES if name not in FORWARD_ONLY))
 _SIZES = {"batch": 8, "length": 128, "heads": 8, "head_dim": 32, "layers": 2, "vocabulary": 1000}
@@ -169,15 +215,18 @@ def workload(settings: Settings) -> Workload:
     """
     name = settings["part"]
     if name in ("attention", "layer"):
-        made = attention.workload({**settings, "layer": name == "layer"})
-        return replace(made, name=f"{made.name}, jit" if settings["jit"] else made.name)
-    sizes = f"{settings['batch']}x{settings['length']}, d_model {_d_model(settings)}"
-    layers = f", {settings['layers']} layers" if name in ("encoder", "decoder", "model", "train-step", "decode") else ""
-    flags = [flag for flag in ("backward", "jit") if settings[flag]]
-    text = ", ".join([f"{name} {sizes}{layers}", *flags])
+        sizes = "x".join(str(settings[axis]) for axis in ("batch", "heads", "length", "head_dim"))
+        words = ["multi-head attention" if name == "layer" else name, sizes]
+        words += [flag for flag in ("causal", "padded") if settings[flag]]
+        text = " ".join([*words, "forward + backward" if settings["backward"] else "forward"])
+    else:
+        sizes = f"{settings['batch']}x{settings['length']}, d_model {_d_model(settings)}"
+        layers = f", {settings['layers']} layers" if name not in ("feed-forward", "norm") else ""
+        text = f"{name} {sizes}{layers}{', backward' if settings['backward'] else ''}"
+    text += ", jit" if settings.get("jit") else ""
     tokens = settings["batch"] * _NEW_TOKENS if name == "decode" else _tokens(settings)
     flops = PARTS[name].flops(settings) * (3 if settings["backward"] else 1)
-    return Workload(name_with_dtype(text, settings), settings, (tokens,), flops, warmup_steps=2)
+    return Workload(name_with_dtype(text, settings), settings, (tokens,), flops)
 
 
 class Suite(NamedTuple):
@@ -224,18 +273,35 @@ SUITES = {
 def build(settings: Settings) -> Computation:
     """Build a part by xformer on settings["backend"]."""
     name, backend = settings["part"], Backend.from_settings(settings)
-    if name in ("attention", "layer"):
-        return attention.build({**settings, "layer": name == "layer"})
     function, arguments = PARTS[name].make(settings, backend)
     if name == "decode":
         return Computation(lambda index: function(), lambda tokens: [tokens.ravel().tolist()], wait=backend.wait)
     if name == "train-step":  # whose state has Python's numbers, which a compiler would have to trace
-        step = jit(function) if settings["jit"] else function
+        step = jit(function) if settings.get("jit") else function
         return Computation(lambda index: to_host(step(*arguments)[0]), fingerprint)
-    computation = attention.with_gradients(backend, settings, function, arguments)
-    if name == "model":  # the order of its parameters differs by library
+    computation = _with_gradients(backend, settings, function, arguments)
+    if name == "model":  # which has no other inputs than its parameters
         return replace(computation, fingerprint=lambda result: fingerprint(result[0]))
-    return replace(computation, fingerprint=attention.layer_fingerprint)
+    return computation if name == "attention" else replace(computation, fingerprint=layer_fingerprint)
+
+
+def _with_gradients(backend: Backend, settings: Settings, forward: Function, arguments: tuple[Any, ...]) -> Computation:
+    """Return the computation of a function, by jit if settings["jit"], with all gradients if settings["backward"]."""
+    compile_function = jit if settings.get("jit") else lambda function: function
+    if not settings["backward"]:
+        return backend.computation(compile_function(lambda *arguments: (forward(*arguments),)), *arguments)
+
+    def forward_and_backward(gradient: Any, *arguments: Any) -> tuple[Any, ...]:
+        outputs, pullback = vjp(forward, *arguments)
+        return (outputs, *pullback(gradient))
+
+    gradient = backend.array(gradient_of(tuple(forward(*arguments).shape)))
+    return backend.computation(compile_function(forward_and_backward), gradient, *arguments)
+
+
+def layer_fingerprint(result: Any) -> list[list[float]]:
+    """Return the fingerprint of the output and of the input's gradient; the order of parameters differs by library."""
+    return fingerprint((result[0], result[-1]) if len(result) > 1 else result)
 
 
 # --- peers ------------------------------------------------------------------------------------------------------------
@@ -243,14 +309,9 @@ def build(settings: Settings) -> Computation:
 
 def _own(settings: Settings) -> tuple[Any, list[Any], Any]:
     """Return the layers of a part on NumPy, none for attention, its inputs, and the gradient of its output."""
-    if settings["part"] in PARTS:
-        _, (layers, *inputs) = PARTS[settings["part"]].make({**settings, "dtype": "float32"}, Backend("numpy"))
-        return layers, inputs, attention.output_gradient(inputs[0].shape)
-    given = attention.make_inputs({**settings, "layer": settings["part"] == "layer"})
-    if settings["part"] == "layer":
-        layer = MultiHeadAttention(_d_model(settings), settings["heads"], init=Initializer("numpy"))
-        return (layer,), [given["x"]], given["gradient"]
-    return (), [given[name] for name in ("query", "key", "value")], given["gradient"]
+    _, arguments = PARTS[settings["part"]].make(settings, Backend("numpy"))
+    layers, inputs = ((), arguments) if settings["part"] == "attention" else (arguments[0], arguments[1:])
+    return layers, list(inputs), gradient_of(inputs[0].shape)
 
 
 def build_torch(settings: Settings) -> Computation:
@@ -296,7 +357,7 @@ def build_torch(settings: Settings) -> Computation:
         slopes = torch.autograd.grad(output, [*module.parameters(), *tensors], torch.from_numpy(gradient).to(dtype))
         return [output.detach().float().numpy(), *(x.float().numpy() for x in slopes)]
 
-    compare = fingerprint if settings["part"] == "attention" else attention.layer_fingerprint
+    compare = fingerprint if settings["part"] == "attention" else layer_fingerprint
     return Computation(step, compare)
 
 
