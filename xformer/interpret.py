@@ -6,7 +6,7 @@ The code is short, so that you can copy and change it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from numbers import Integral, Real
@@ -409,13 +409,8 @@ def head_ablation(model: LanguageModel | Encoder, tokens: Any, metric: Metric, *
         ConfigError: If `value` is unknown, the model has another class, or the metric returns no scalar array.
     """
     names, ablated = _names(model, "heads"), partial(_ablated, value, (0, 2))
-    clean = _evaluate(model, tokens, metric)
-    rows = []
-    for name in names:
-        patches = [replaced(head, ablated) for head in range(model.config.num_heads)]
-        effects = [_evaluate(model, tokens, metric, {name: patch}) - clean for patch in patches]
-        rows.append(array_namespace(clean).stack(effects))
-    return array_namespace(clean).stack(rows)
+    patches = [replaced(head, ablated) for head in range(model.config.num_heads)]
+    return _effects(model, tokens, metric, dict.fromkeys(names, patches))
 
 
 def feed_forward_ablation(model: LanguageModel | Encoder, tokens: Any, metric: Metric, *, value: str = "zero") -> Array:
@@ -427,10 +422,8 @@ def feed_forward_ablation(model: LanguageModel | Encoder, tokens: Any, metric: M
     Returns:
         Array (layers,): the metric without the network minus the metric of the model.
     """
-    names, ablated = _names(model, "feed_forward"), partial(_ablated, value, (0, 1))
-    clean = _evaluate(model, tokens, metric)
-    effects = [_evaluate(model, tokens, metric, {name: ablated}) for name in names]
-    return array_namespace(clean).stack(effects) - clean
+    patches = [partial(_ablated, value, (0, 1))]
+    return _effects(model, tokens, metric, dict.fromkeys(_names(model, "feed_forward"), patches))[:, 0]
 
 
 def activation_patching(
@@ -456,14 +449,11 @@ def activation_patching(
         ConfigError: If `part` is unknown, the model has another class, or the metric returns no scalar array.
         ShapeError: If `tokens` and `source` differ in shape.
     """
-    values = _recorded(model, source, part)
-    before = _evaluate(model, tokens, metric)
-    rows = []
-    for name, value in values.items():
-        patches = [replaced(i, partial(_same_shape, value)) for i in range(value.shape[1])]
-        effects = [_evaluate(model, tokens, metric, {name: patch}) - before for patch in patches]
-        rows.append(array_namespace(before).stack(effects))
-    return array_namespace(before).stack(rows)
+    patches = {
+        name: [replaced(i, partial(_same_shape, value)) for i in range(value.shape[1])]
+        for name, value in _recorded(model, source, part).items()
+    }
+    return _effects(model, tokens, metric, patches)
 
 
 def attribution_patching(
@@ -527,13 +517,19 @@ def _same_shape(value: Array, x: Array) -> Array:
     return value
 
 
-def _evaluate(
-    model: LanguageModel | Encoder, tokens: Any, metric: Metric, interventions: dict[str, Any] | None = None
+def _effects(
+    model: LanguageModel | Encoder, tokens: Any, metric: Metric, patches: Mapping[str, Sequence[Callable[..., Array]]]
 ) -> Array:
-    if interventions is None:
-        return _scalar(metric, model(tokens))
-    with intervene(model, interventions):
-        return _scalar(metric, model(tokens))
+    """Return by how much each patch of each activation changes the metric, (activations, patches)."""
+
+    def evaluate(interventions: dict[str, Any]) -> Array:
+        with intervene(model, interventions):
+            return _scalar(metric, model(tokens))
+
+    clean = _scalar(metric, model(tokens))
+    rows = [[evaluate({name: patch}) - clean for patch in of_name] for name, of_name in patches.items()]
+    xp = array_namespace(clean)
+    return xp.stack([xp.stack(row) for row in rows])
 
 
 def _scalar(metric: Metric, output: Array) -> Array:

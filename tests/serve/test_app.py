@@ -124,7 +124,7 @@ class Client:
 
     def __init__(self, pipelines, **config):
         self.models = [
-            ServedModel(name, pipeline, max_tokens=config.get("max_tokens", 1024))
+            ServedModel(name, pipeline, ServeConfig(max_tokens=config.get("max_tokens", 1024)))
             for name, pipeline in pipelines.items()
         ]
         self.app = create_app(self.models, ServeConfig(**config))

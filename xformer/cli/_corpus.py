@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -61,15 +61,24 @@ class CorpusOptions(Config):
 
 
 @dataclass(frozen=True)
-class _PipelineFunction:
-    """A function of chunks with a pipeline that every process loads once."""
+class ChunkFunction:
+    """A function of chunks with a pipeline that every process loads once.
+
+    Args:
+        process: Function (pipeline, lines, first index, **arguments) of a module.
+        pipeline_type: Class of the pipeline.
+        model: Directory of the model.
+        loading: Arguments of `_io.load_pipeline`.
+        arguments: Arguments of `process`.
+        digests: Those of the model, which `process_file` sets.
+    """
 
     process: Callable[..., ChunkOutput]
-    pipeline_type: type[Any]
+    pipeline_type: type[Pipeline]
     model: Path
-    digests: dict[str, str]
     loading: dict[str, Any]
     arguments: dict[str, Any]
+    digests: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, lines: list[str], first_index: int) -> ChunkOutput:
         key = repr(self)
@@ -89,28 +98,15 @@ _lock = threading.Lock()
 
 
 def process_file(
-    process: Callable[..., ChunkOutput],
-    pipeline_type: type[Pipeline],
-    model: Path,
-    source: str | None,
-    output: str,
-    options: CorpusOptions,
-    loading: dict[str, Any],
-    arguments: dict[str, Any],
-    *,
-    suffix: str = ".txt",
+    function: ChunkFunction, source: str | None, output: str, options: CorpusOptions, suffix: str = ".txt"
 ) -> dict[str, int]:
     """Process a large file in chunks, merge their outputs, and return the sums of their counts.
 
     Args:
-        process: Function (pipeline, lines, first index, **arguments) of a module.
-        pipeline_type: Class of the pipeline.
-        model: Directory of the model.
+        function: Processes a chunk.
         source: File to read.
         output: File to write.
         options: Options of the corpus.
-        loading: Arguments of `_io.load_pipeline`.
-        arguments: Arguments of `process`.
         suffix: Suffix of the parts.
 
     Raises:
@@ -120,10 +116,9 @@ def process_file(
     if source is None or source == _io.STANDARD:
         raise ConfigError("--corpus-out needs a file; add --input FILE")
     directory = Path(str(options.corpus_out))
-    digests = model_digests(model)
-    function = _PipelineFunction(process, pipeline_type, Path(os.path.abspath(model)), digests, loading, arguments)
-    version = xformer.__version__
-    settings = {"xformer": version, "pipeline": pipeline_type.__name__, "model": digests, **loading, **arguments}
+    function = replace(function, model=Path(os.path.abspath(function.model)), digests=model_digests(function.model))
+    settings = {"xformer": xformer.__version__, "pipeline": function.pipeline_type.__name__, "model": function.digests}
+    settings |= {**function.loading, **function.arguments}
     console = make_console(stderr=True)
     start_time = time.monotonic()
     num_new = 0

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from xformer.cli import _io
-from xformer.cli._corpus import CorpusOptions, process_file
+from xformer.cli._corpus import ChunkFunction, CorpusOptions, process_file
 from xformer.cli._options import CheckpointOption, config_options, file_option, value_option
 from xformer.config import field_names
 from xformer.errors import ConfigError, DataError
@@ -46,7 +46,8 @@ def embed(
     output = corpus.output_path(output, ".npy")
     _io.check_output(output, [source], model)
     if corpus.corpus_out is not None:
-        process_file(process_chunk, Embedder, model, source, output, corpus, loading, settings, suffix=".npy")
+        function = ChunkFunction(process_chunk, Embedder, model, loading, settings)
+        process_file(function, source, output, corpus, ".npy")
         return
     texts = [line for lines in _io.read_chunks(source) for line in lines]
     if not texts:

@@ -47,7 +47,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from xformer.cli import _io
-from xformer.cli._corpus import CorpusOptions, process_file
+from xformer.cli._corpus import ChunkFunction, CorpusOptions, process_file
 from xformer.cli._options import DATA, DraftModelOption, ModelOption, config_options, file_option, take_options
 from xformer.config import Config, field_names, option
 from xformer.errors import ConfigError, XformerError
@@ -130,7 +130,7 @@ def generate(
         raise ConfigError("--num-draft-tokens is given without --draft-model; expected both")
     arguments: dict[str, Any] = {"generation": settings, "options": options, "inputs": inputs.to_dict()}
     if corpus.corpus_out is not None:
-        process_file(process_chunk, TextGenerator, model, source, output, corpus, loading, arguments)
+        process_file(ChunkFunction(process_chunk, TextGenerator, model, loading, arguments), source, output, corpus)
         return
     pipeline = _io.load_pipeline(TextGenerator, model, **loading)
     config = pipeline.resolve_config(**settings)

@@ -44,7 +44,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TextIO
+from typing import Any
 
 _REQUIRED = ("typer", "rich")
 # The list of --help. Each command is the function of its name in the module of its name, whose docstring is its help.
@@ -117,18 +117,9 @@ def _log_to_stderr() -> None:
     """Print messages of the package to the current sys.stderr, which a progress bar replaces so that it stays below."""
     import logging  # here, as other modules: Ctrl-C is handled only when this module has been imported
 
-    class StderrHandler(logging.StreamHandler[TextIO]):
-        def __init__(self) -> None:
-            logging.Handler.__init__(self)
-
-        @property
-        def stream(self) -> TextIO:  # type: ignore[override]
-            return sys.stderr
-
-    logger = logging.getLogger("xformer")
-    logger.setLevel(logging.INFO)
-    if not logger.handlers:
-        logger.addHandler(StderrHandler())
+    logging.getLogger("xformer").setLevel(logging.INFO)
+    if logging.lastResort is not None:  # the handler of loggers without one
+        logging.lastResort.setLevel(logging.INFO)
 
 
 def exit_code(arguments: Sequence[str]) -> int:

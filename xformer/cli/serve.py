@@ -84,11 +84,10 @@ def serve(
     if draft_model is not None and TextGenerator not in classes:
         raise ConfigError("--draft-model is given without a model that continues texts; expected a language model")
     sockets = [listen(config.host, config.port)]
-    models, limits = [], {"max_tokens": config.max_tokens, "max_batch": config.max_batch}
+    models = []
     for id_, path, kind in zip(names, model, classes, strict=True):
         pipeline: Any = _io.load_pipeline(kind, path, **loading, **options.get(kind, {}))
-        directory = None if is_public(path) else path
-        models.append(ServedModel(id_, pipeline, directory=directory, backend=loading["backend"], **limits))
+        models.append(ServedModel(id_, pipeline, config, None if is_public(path) else path))
     settings = dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
     settings |= {"log_level": "warning", "ws": "none"}
     settings |= {"backlog": _BACKLOG, "timeout_graceful_shutdown": _SECONDS_TO_STOP}

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from xformer.cli import _io
-from xformer.cli._corpus import CorpusOptions, process_file
+from xformer.cli._corpus import ChunkFunction, CorpusOptions, process_file
 from xformer.cli._options import COMPUTING, DATA, ModelOption, config_options, file_option, take_options
 from xformer.config import field_names, option
 from xformer.generation import GenerationConfig
@@ -100,8 +100,8 @@ def _transform_lines(
     _io.check_output(output, [source], model)
     if corpus.corpus_out is not None:
         arguments = {"options": options.to_dict(), "generation": settings}
-        sums = process_file(process_chunk, pipeline_type, model, source, output, corpus, loading, arguments)
-        _print_notes(sums, options)
+        function = ChunkFunction(process_chunk, pipeline_type, model, loading, arguments)
+        _print_notes(process_file(function, source, output, corpus), options)
         return
     pipeline = _io.load_pipeline(pipeline_type, model, **loading)
     lines = _Lines(pipeline, options, GenerationConfig.resolve(pipeline.defaults, settings))

@@ -114,7 +114,8 @@ def train(
     valid = {"valid_source": valid_source, "valid_target": valid_target}
     texts = {"source": source, "target": target}
     texts |= _given(valid, settings, valid_source="valid_target", valid_target="valid_source")
-    return _start(PairsTask, recipe, settings, texts, out, xp, distributed, callbacks, loggers, progress)
+    launch = _Launch(xp, distributed, callbacks, loggers, progress)
+    return launch.start(PairsTask, recipe, settings, texts, RunDirectory(out))
 
 
 def train_lm(
@@ -163,8 +164,8 @@ def train_lm(
     if len(inputs := [name for name in ("text", "chats") if values[name] is not None]) != 1:
         raise ConfigError(f"{'text and chats are both' if inputs else 'neither text nor chats is'} given; expected one")
     texts = _given(values, settings, valid_text="text", valid_chats="chats")
-    task_type = TextTask if "text" in texts else ChatTask
-    return _start(task_type, recipe, settings, texts, out, xp, distributed, callbacks, loggers, progress)
+    launch = _Launch(xp, distributed, callbacks, loggers, progress)
+    return launch.start(TextTask if "text" in texts else ChatTask, recipe, settings, texts, RunDirectory(out))
 
 
 def train_classifier(
@@ -207,7 +208,8 @@ def train_classifier(
     """
     values = {"train": train, "train_labels": train_labels, "valid": valid, "valid_labels": valid_labels}
     texts = _given({name: as_lines(value) for name, value in values.items()}, settings, valid_labels="valid")
-    return _start(ClassTask, recipe, settings, texts, out, xp, distributed, callbacks, loggers, progress)
+    launch = _Launch(xp, distributed, callbacks, loggers, progress)
+    return launch.start(ClassTask, recipe, settings, texts, RunDirectory(out))
 
 
 def resume(
@@ -263,7 +265,8 @@ def resume(
         _check_agreement(ranks, resumed)
         if ranks.rank == 0 and resumed != config:
             write_json(directory.config, resumed)
-        return _train(task, directory, ranks, callbacks, loggers, progress, is_resumed=True)
+        launch = _Launch(xp, distributed, callbacks, loggers, progress)
+        return launch.train(task, directory, ranks, is_resumed=True)
 
 
 def _given(values: Mapping[str, Any], settings: Mapping[str, Any], **needed: str) -> dict[str, Any]:
@@ -277,75 +280,65 @@ def _given(values: Mapping[str, Any], settings: Mapping[str, Any], **needed: str
     return texts
 
 
-def _start(
-    task_type: type[Task],
-    recipe: RecipeSource,
-    settings: dict[str, Any],
-    texts: Mapping[str, Any],
-    out: StrPath,
-    xp: Any,
-    distributed: str | None,
-    callbacks: Sequence[Callback],
-    loggers: Sequence[str],
-    progress: bool,
-) -> TrainedRun[Any]:
-    """Train in a new run directory, after checking everything."""
-    run = RunDirectory(out)
-    with _open_communicator(distributed) as ranks:
-        if ranks.rank == 0:
-            run.check_is_free()
-        _check_loggers(loggers)
-        made = make_recipe(recipe, settings, task_type.names).with_training(reproducible=is_reproducible() or None)
-        xp = _open_backend(xp, made)
-        with open_texts(texts, run) as files:
-            data = files.describe()
-            directory = next(path for path in (run.path.absolute(), *run.path.absolute().parents) if path.is_dir())
-            task = task_type.prepare(made, xp, files.paths, directory)
-            shards = made.training.data_parallel or default_num_workers(task.model, ranks if distributed else None)
-            task.recipe = task.recipe.with_training(data_parallel=shards)  # the last bits depend on it
-            check_shards(shards, ranks)
-            config = {**task.config(data), "loggers": list(loggers)}
-            _check_agreement(ranks, config)
+@dataclass(frozen=True)
+class _Launch:
+    """How to train: the arguments that all functions have; see `train`."""
+
+    xp: Any
+    distributed: str | None
+    callbacks: Sequence[Callback]
+    loggers: Sequence[str]
+    progress: bool
+
+    def start(
+        self, task_type: type[Task], recipe: RecipeSource, settings: dict[str, Any], texts: Any, run: RunDirectory
+    ) -> TrainedRun[Any]:
+        """Train in a new run directory, after checking everything."""
+        with _open_communicator(self.distributed) as ranks:
             if ranks.rank == 0:
-                run.start(config, task.tokenizers())
-                files.keep()
-        with _lock(run, ranks):
-            return _train(task, run, ranks, callbacks, loggers, progress)
+                run.check_is_free()
+            _check_loggers(self.loggers)
+            made = make_recipe(recipe, settings, task_type.names).with_training(reproducible=is_reproducible() or None)
+            xp = _open_backend(self.xp, made)
+            with open_texts(texts, run) as files:
+                data = files.describe()
+                directory = next(path for path in (run.path.absolute(), *run.path.absolute().parents) if path.is_dir())
+                task = task_type.prepare(made, xp, files.paths, directory)
+                default = default_num_workers(task.model, ranks if self.distributed else None)
+                shards = made.training.data_parallel or default
+                task.recipe = task.recipe.with_training(data_parallel=shards)  # the last bits depend on it
+                check_shards(shards, ranks)
+                config = {**task.config(data), "loggers": list(self.loggers)}
+                _check_agreement(ranks, config)
+                if ranks.rank == 0:
+                    run.start(config, task.tokenizers())
+                    files.keep()
+            with _lock(run, ranks):
+                return self.train(task, run, ranks)
 
-
-def _train(
-    task: Task,
-    run: RunDirectory,
-    ranks: Communicator,
-    callbacks: Sequence[Callback],
-    loggers: Sequence[str],
-    progress: bool,
-    *,
-    is_resumed: bool = False,
-) -> TrainedRun[Any]:
-    """Train in a run directory that is locked, and print the progress and the result on rank 0."""
-    console = make_console(quiet=ranks.rank > 0 or not progress)
-    for line in task.describe():
-        console.print(line)
-    if ranks.size > 1:
-        shards = plural(task.recipe.training.data_parallel // ranks.size, "shard")
-        console.print(f"{ranks.size} ranks with {shards} each")
-    shown = TrainingProgress(console, task.recipe.training, unit=task.unit)
-    names = dict.fromkeys(loggers) if ranks.rank == 0 else ()
-    callbacks = [shown, *callbacks, *(_make_logger(name, task, run) for name in names)]
-    trainer = Trainer(task, run, callbacks=callbacks, communicator=ranks)
-    if is_resumed and not run.last.exists():
-        console.print("nothing was saved yet; starting from the first step")
-    with shown:
-        reason = trainer.run()
-    if not shown.is_used and not reason.startswith("stopped by SIG"):
-        reason = f"nothing left to do: {reason}"
-    for line in summarize(trainer, reason):
-        console.print(line)
-    if ranks.rank == 0 and run.model.exists():
-        for line in task.report(run.model):
+    def train(self, task: Task, run: RunDirectory, ranks: Communicator, *, is_resumed: bool = False) -> TrainedRun[Any]:
+        """Train in a run directory that is locked, and print the progress and the result on rank 0."""
+        console = make_console(quiet=ranks.rank > 0 or not self.progress)
+        for line in task.describe():
             console.print(line)
-    return TrainedRun(run.path, reason, task.xp, ranks.rank)
+        if ranks.size > 1:
+            shards = plural(task.recipe.training.data_parallel // ranks.size, "shard")
+            console.print(f"{ranks.size} ranks with {shards} each")
+        shown = TrainingProgress(console, task.recipe.training, unit=task.unit)
+        loggers = [_make_logger(name, task, run) for name in dict.fromkeys(self.loggers) if ranks.rank == 0]
+        trainer = Trainer(task, run, callbacks=[shown, *self.callbacks, *loggers], communicator=ranks)
+        if is_resumed and not run.last.exists():
+            console.print("nothing was saved yet; starting from the first step")
+        with shown:
+            reason = trainer.run()
+        if not shown.is_used and not reason.startswith("stopped by SIG"):
+            reason = f"nothing left to do: {reason}"
+        for line in summarize(trainer, reason):
+            console.print(line)
+        if ranks.rank == 0 and run.model.exists():
+            for line in task.report(run.model):
+                console.print(line)
+        return TrainedRun(run.path, reason, task.xp, ranks.rank)
 
 
 def _make_logger(name: str, task: Task, run: RunDirectory) -> Logger:

@@ -19,16 +19,7 @@ from xformer.families.gguf_file import find_gguf
 from xformer.families.run_directory import RunDirectory, sha256
 from xformer.io import StrPath
 from xformer.models import EncoderConfig, LanguageModelConfig, TransformerConfig
-from xformer.runs.config import (
-    BaseTrainingConfig,
-    ChatTrainingConfig,
-    ClassTrainingConfig,
-    InitConfig,
-    LanguageModelTrainingConfig,
-    TextTokenizerConfig,
-    TokenizerConfig,
-    TrainingConfig,
-)
+from xformer.runs import config as run_config
 
 DEFAULT_MINUTES = 30.0
 # Default peaks of runs that start from a model: as in transformers, and ten times as much for adapters of it.
@@ -64,7 +55,7 @@ class TaskSpec:
     model_defaults: Mapping[str, Any]
     from_tokenizer: frozenset[str]
     tokenizer: type[Config]
-    training: type[BaseTrainingConfig]
+    training: type[run_config.BaseTrainingConfig]
     metric: str | None
     unit: str
     train_command: str
@@ -81,8 +72,8 @@ _PAIRS: dict[str, Any] = {
     "model": TransformerConfig,
     "model_defaults": {**_SIZES, "num_encoder_layers": 3, "num_decoder_layers": 3},
     "from_tokenizer": _SPECIAL_TOKENS | {"source_vocab_size", "target_vocab_size", "share_embeddings"},
-    "tokenizer": TokenizerConfig,
-    "training": TrainingConfig,
+    "tokenizer": run_config.TokenizerConfig,
+    "training": run_config.TrainingConfig,
     "train_command": "train",
 }
 _LANGUAGE_MODEL: dict[str, Any] = {
@@ -90,7 +81,7 @@ _LANGUAGE_MODEL: dict[str, Any] = {
     # Rotary positions need no limit of the length, and several public families have them with all other defaults.
     "model_defaults": {**_SIZES, "num_layers": 4, "positions": "rotary", "scale_embeddings": False},
     "from_tokenizer": _SPECIAL_TOKENS | {"vocab_size"},
-    "tokenizer": TextTokenizerConfig,
+    "tokenizer": run_config.TextTokenizerConfig,
     "metric": None,
     "train_command": "train-lm",
 }
@@ -102,12 +93,12 @@ TASKS = {
         unit="document",
         defaults={"tokenizer": {"documents": True}, "training": {"truncation": "cut"}},
     ),
-    "language_modeling": TaskSpec(**_LANGUAGE_MODEL, training=LanguageModelTrainingConfig, unit="character"),
-    "chat": TaskSpec(**_LANGUAGE_MODEL, training=ChatTrainingConfig, unit="conversation"),
+    "language_modeling": TaskSpec(**_LANGUAGE_MODEL, training=run_config.LanguageModelTrainingConfig, unit="character"),
+    "chat": TaskSpec(**_LANGUAGE_MODEL, training=run_config.ChatTrainingConfig, unit="conversation"),
     "classification": TaskSpec(
         **{**_LANGUAGE_MODEL, "model": EncoderConfig, "metric": "accuracy", "train_command": "classify"}
         | {"from_tokenizer": _SPECIAL_TOKENS | {"vocab_size", "num_labels", "labels", "problem_type"}},
-        training=ClassTrainingConfig,
+        training=run_config.ClassTrainingConfig,
         unit="text",
         defaults={"model": {"dropout": 0.1}, "training": {"schedule": "linear", "label_smoothing": 0.0}},
     ),
@@ -132,9 +123,9 @@ class Recipe:
 
     task: str = "translation"
     model: dict[str, Any] = field(default_factory=lambda: dict(TASKS["translation"].model_defaults))
-    tokenizer: Any = field(default_factory=TokenizerConfig)
-    training: Any = field(default_factory=TrainingConfig)
-    init: InitConfig = field(default_factory=InitConfig)
+    tokenizer: Any = field(default_factory=run_config.TokenizerConfig)
+    training: Any = field(default_factory=run_config.TrainingConfig)
+    init: run_config.InitConfig = field(default_factory=run_config.InitConfig)
     given: frozenset[str] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -159,45 +150,35 @@ class Recipe:
         spec = TASKS[task]
         for key, table in tables.items():
             _check_table(key, table, spec, name)
-        init = InitConfig.from_dict(tables.pop("init", {}), f"[init] of {name}")
+        init = run_config.InitConfig.from_dict(tables.pop("init", {}), f"[init] of {name}")
         given = frozenset(key for key, value in tables.get("training", {}).items() if value is not None)
-        if init.path is not None:
-            return cls._of_initial_model(task, init, tables, name, given)
+        is_new, own_tokenizer = init.path is None, tables.get("tokenizer")
         for key, value in init.to_dict().items():
-            if value is not None:
+            if is_new and value is not None:
                 received = f"{key} of [init] in {name} is {value!r}, which needs the path of a model"
                 raise ConfigError(f"{received}; set path, or omit {key}")
         for key, defaults in spec.defaults.items():
             tables[key] = {**defaults, **tables.get(key, {})}
-        model = {**spec.model_defaults, **tables.get("model", {})}
-        tokenizer = spec.tokenizer.from_dict(tables.get("tokenizer", {}), f"[tokenizer] of {name}")
-        config = _model_config(spec, model, tokenizer, f"[model] of {name}")
-        training = spec.training.from_dict(tables.get("training", {}), f"[training] of {name}")
-        with error_context(f"[training] of {name}"):
-            check_training(config, training)
-        return cls(task, model, tokenizer, training, given=given)
-
-    @classmethod
-    def _of_initial_model(
-        cls, task: str, init: InitConfig, tables: dict[str, Any], name: str, given: frozenset[str]
-    ) -> Recipe:
-        """Return the recipe of a run that starts from a model, whose configuration is not known here."""
-        spec = TASKS[task]
-        model = {**spec.defaults.get("model", {}), **tables.get("model", {})}
+        model = {**(spec.model_defaults if is_new else {}), **tables.get("model", {})}
         check_keys(model, set(field_names(spec.model)) - spec.from_tokenizer, f"[model] of {name}")
-        tokenizer = tables.get("tokenizer")
-        if tokenizer:
-            tokenizer = spec.tokenizer.from_dict(tokenizer, f"[tokenizer] of {name}")
-        values = {**spec.defaults.get("training", {}), **tables.get("training", {})}
-        if not {"learning_rate", "learning_rate_factor"} & values.keys():
+        tokenizer: Any = None
+        if is_new or own_tokenizer:
+            tokenizer = spec.tokenizer.from_dict(tables.get("tokenizer", {}), f"[tokenizer] of {name}")
+        values = dict(tables.get("training", {}))
+        if not is_new and not {"learning_rate", "learning_rate_factor"} & values.keys():
             values["learning_rate"] = FINE_TUNING_RATE if init.lora is None else ADAPTER_RATE
-        if init.lora is not None and not {"batch_size", "grad_accumulation"} & values.keys():
-            default = spec.training.from_dict(values, f"[training] of {name}")
-            if rows := getattr(default, "batch_size", 0):  # as many in a step, computed one after the other
-                values["batch_size"] = max(1, PASS_TOKENS // (getattr(default, "context_length", None) or PASS_TOKENS))
-                values["grad_accumulation"] = max(1, rows // values["batch_size"])
         training = spec.training.from_dict(values, f"[training] of {name}")
-        return cls(task, model, tokenizer or None, training, init, given)
+        rows = getattr(training, "batch_size", 0)
+        if rows and init.lora is not None and not {"batch_size", "grad_accumulation"} & values.keys():
+            # As many rows in a step, computed one after the other.
+            size = max(1, PASS_TOKENS // (getattr(training, "context_length", None) or PASS_TOKENS))
+            sizes: dict[str, Any] = {"batch_size": size, "grad_accumulation": max(1, rows // size)}
+            training = dataclasses.replace(training, **sizes)
+        if is_new:  # else the configuration of the model is not known here
+            config = _model_config(spec, model, tokenizer, f"[model] of {name}")
+            with error_context(f"[training] of {name}"):
+                check_training(config, training)
+        return cls(task, model, tokenizer, training, init, given)
 
     @classmethod
     def from_toml(cls, path: StrPath) -> Recipe:
@@ -225,7 +206,7 @@ class Recipe:
         have become no better. One that starts from a model also ends after some epochs, with a validation after each;
         fewer batches in a step leave small data enough steps. Classifiers have a number of epochs instead.
         """
-        now, every, epochs = self.training, BaseTrainingConfig.validate_every, getattr(self.training, "epochs", None)
+        now, epochs = self.training, getattr(self.training, "epochs", None)
         is_new, given, chosen = self.init.path is None, self.given or (), dict[str, Any]()
         if epochs or (now.max_steps is None and not (is_new and now.max_minutes)):
             if not epochs:
@@ -236,7 +217,8 @@ class Recipe:
             epoch = math.ceil(num_batches / accumulation)
             least = CLASS_STEPS if epochs and "epochs" not in given else 0
             between = max(STEPS_BETWEEN, EPOCHS_BETWEEN * epoch) if is_new else max(epoch, least // 10)
-            chosen |= {"grad_accumulation": accumulation, "validate_every": min(every, between)}
+            chosen |= {"grad_accumulation": accumulation}
+            chosen["validate_every"] = min(run_config.BaseTrainingConfig.validate_every, between)
             chosen["max_steps"] = None if is_new else max(least, math.ceil((epochs or MOST_EPOCHS) * epoch))
         if not is_new:  # that of a new model would last longer than many of these runs
             max_steps = now.max_steps or chosen["max_steps"]
@@ -358,7 +340,7 @@ def setting(command: str, option: str) -> str | None:
 
 def _by_table(settings: Mapping[str, Any], spec: TaskSpec) -> dict[str, dict[str, Any]]:
     """Return settings by table; raise ConfigError for a key that is in no table."""
-    configs = {**spec.tables, "init": InitConfig}
+    configs = {**spec.tables, "init": run_config.InitConfig}
     places = {key: table for table, config in configs.items() for key in field_names(config)}
     own = spec.from_tokenizer | {"path"}
     places = {key: table for key, table in places.items() if table == "training" or key not in own}
@@ -410,7 +392,6 @@ def _check_table(key: str, table: Any, spec: TaskSpec, name: str) -> None:
 
 def _model_config(spec: TaskSpec, model: dict[str, Any], tokenizer: Any, name: str) -> Any:
     """Return the configuration of the model, with vocabularies of an arbitrary size; raise ConfigError."""
-    check_keys(model, set(field_names(spec.model)) - spec.from_tokenizer, name)
     derived: dict[str, Any] = {key: 8 for key in spec.from_tokenizer if key.endswith("vocab_size")}
     if "share_embeddings" in spec.from_tokenizer:
         derived["share_embeddings"] = tokenizer.joint
@@ -422,7 +403,7 @@ def _model_config(spec: TaskSpec, model: dict[str, Any], tokenizer: Any, name: s
         return spec.model(**derived, **model)
 
 
-def check_training(config: Any, training: BaseTrainingConfig) -> None:
+def check_training(config: Any, training: run_config.BaseTrainingConfig) -> None:
     """Check that the settings of training fit the configuration of a model; raise ConfigError.
 
     Learned positions must cover a chunk of text, or the longest text with its eos. R-Drop requires dropout.
@@ -433,7 +414,7 @@ def check_training(config: Any, training: BaseTrainingConfig) -> None:
         raise ConfigError(f"r_drop is {r_drop} and all dropout rates are 0; set dropout, or leave r_drop out")
     name = "context_length" if hasattr(training, "context_length") else "max_length"
     length = getattr(training, name) or 1
-    limit = config.max_positions - isinstance(training, TrainingConfig)  # for eos
+    limit = config.max_positions - isinstance(training, run_config.TrainingConfig)  # for eos
     if config.positions == "learned" and length > limit:
         reason = f"since positions are learned up to max_positions {config.max_positions}"
         raise ConfigError(f"{name} is {length}; expected at most {limit}, {reason}; lower it, or raise max_positions")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from xformer.errors import BackendError, MissingPackageError, XformerError, abbreviate
@@ -140,15 +140,6 @@ def public_error(error: Exception) -> JobError:
     return JobError("internal error; the log of the server has details", 500)
 
 
-@dataclass(eq=False)
-class _Texts:
-    """Texts of a call of `Worker.join`, and the future of its result."""
-
-    texts: list[Any]
-    result: asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-
-
 class Worker:
     """Runs the jobs of one model.
 
@@ -167,7 +158,7 @@ class Worker:
         self._condition = threading.Condition()
         self._is_closed = False
         self._engine = Engine(is_shared=True)
-        self._texts: deque[_Texts] = deque()
+        self._texts: deque[tuple[list[Any], Future[Any]]] = deque()  # of calls of `join`, and their results
         self._num_computing = 0
         self._computing = ThreadPoolExecutor(1, f"{name} computing")
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -217,13 +208,13 @@ class Worker:
         """Return function(texts), which has a result for each text or pair; those of several calls are joined."""
         results: list[Any] = []
         for start in range(0, len(texts), _MAX_TEXTS):  # so that a long list does not hold the others
-            waiting = _Texts(texts[start : start + _MAX_TEXTS], asyncio.get_running_loop().create_future())
-            self._texts.append(waiting)
+            result: Future[Any] = Future()
+            self._texts.append((texts[start : start + _MAX_TEXTS], result))
             try:
                 await self.compute(self._join, function)
-                results += await waiting.result
+                results += await asyncio.wrap_future(result)
             finally:
-                waiting.result.cancel()  # if the client has disconnected
+                result.cancel()  # if the client has disconnected
         return results
 
     def _join(self, function: Callable[[list[Any]], Sequence[Any]]) -> None:
@@ -231,21 +222,20 @@ class Worker:
 
         Texts whose client has gone are skipped: they would take the place of those of this call, which has no other.
         """
-        batch: list[_Texts] = []
-        while self._texts and sum(len(each.texts) for each in [*batch, self._texts[0]]) <= _MAX_TEXTS:
-            if not (first := self._texts.popleft()).result.done():
-                batch.append(first)
+        batch: list[tuple[list[Any], Future[Any]]] = []
+        while self._texts and sum(len(texts) for texts, _ in [*batch, self._texts[0]]) <= _MAX_TEXTS:
+            texts, result = self._texts.popleft()
+            if result.set_running_or_notify_cancel():
+                batch.append((texts, result))
         if not batch:
             return
         try:
-            results = list(function([text for each in batch for text in each.texts]))
+            results = iter(function([text for texts, _ in batch for text in texts]))
+            for texts, result in batch:
+                result.set_result([*itertools.islice(results, len(texts))])
         except Exception as error:  # noqa: BLE001 - each client receives it
-            for each in batch:
-                each.loop.call_soon_threadsafe(_set, each.result, None, public_error(error))
-            return
-        for each in batch:
-            own, results = results[: len(each.texts)], results[len(each.texts) :]
-            each.loop.call_soon_threadsafe(_set, each.result, own, None)
+            for _, result in batch:
+                result.set_exception(public_error(error))
 
     def close(self, timeout: float = 10.0) -> None:
         """Refuse further jobs, and wait for those that run; after the timeout they fail."""
@@ -309,8 +299,3 @@ class Worker:
             except Exception as error:  # noqa: BLE001 - as above
                 for search in new:
                     search.end(error=error)
-
-
-def _set(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if not future.done():
-        future.set_result(result) if error is None else future.set_exception(error)

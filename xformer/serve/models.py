@@ -52,34 +52,26 @@ class ServedModel:
     Args:
         name: Id of the model.
         pipeline: Pipeline of the model.
+        config: Limits of the server.
         directory: Directory of a run, for its training log; None without one.
-        backend: Name of the array library.
-        max_tokens: Maximum of new tokens.
-        max_batch: Maximum number of requests that generate text at the same time.
     """
 
     def __init__(
-        self,
-        name: str,
-        pipeline: AnyPipeline,
-        *,
-        directory: StrPath | None = None,
-        backend: str = "numpy",
-        max_tokens: int = 1024,
-        max_batch: int = 32,
+        self, name: str, pipeline: AnyPipeline, config: ServeConfig | None = None, directory: StrPath | None = None
     ) -> None:
-        self.name, self.backend, self.max_tokens = name, backend, max_tokens
+        limits = ServeConfig() if config is None else config
+        self.name, self.max_tokens = name, limits.max_tokens
         self.pipeline: Any = pipeline
         if isinstance(pipeline, TextGenerator):
             self.pipeline = limited = copy.copy(pipeline)
-            limited.default_max_length = min(limited.default_max_length, max_tokens)
+            limited.default_max_length = min(limited.default_max_length, limits.max_tokens)
         run = None if directory is None else RunDirectory(directory)
         self.log = run.log if run is not None and run.log.is_file() else None
-        config = {} if run is None else run.read_config()
-        self.label_smoothing = config.get("recipe", {}).get("training", {}).get("label_smoothing", 0.0)
-        self.example = config.get("example") or _example(pipeline)
+        about = {} if run is None else run.read_config()
+        self.label_smoothing = about.get("recipe", {}).get("training", {}).get("label_smoothing", 0.0)
+        self.example = about.get("example") or _example(pipeline)
         self.created = int(time.time())
-        self.worker = Worker(f"xformer {name}", max_batch=max_batch)
+        self.worker = Worker(f"xformer {name}", max_batch=limits.max_batch)
 
     def describe(self) -> schema.Model:
         """Return the entry of the list of models."""
@@ -101,7 +93,7 @@ class ServedModel:
             created=self.created,
             task=pipeline.task,
             architecture=type(model).__name__,
-            backend=self.backend,
+            backend=array_namespace(model._parameter).name,
             num_parameters=model.parameter_count(),
             vocab_size=self.vocab_size,
             encoder_layers=layers[0],

@@ -74,16 +74,12 @@ def _fields(config: type[Config], names: Sequence[str], note: str = "") -> list[
     return fields
 
 
-def _with_fields(base: Any, fields: Sequence[Any]) -> Any:
-    """Return a base class with further fields."""
-    return msgspec.defstruct(f"{base.__name__}Fields", fields, bases=(base,), kw_only=True)
-
-
-def _ignoring(base: Any, names: str) -> Any:
-    """Return a base class with further fields that have no effect."""
-    fields = [(name, Annotated[Any, about("Accepted without effect.")], None) for name in names.split()]
-    namespace = {"without_effect": (*base.without_effect, *names.split())}
-    return msgspec.defstruct(f"{base.__name__}Ignoring", fields, bases=(base,), kw_only=True, namespace=namespace)
+def _with_fields(base: Any, fields: Sequence[Any] = (), ignored: str = "") -> Any:
+    """Return a base class with further fields; those whose names are `ignored` have no effect."""
+    names = ignored.split()
+    fields = [*fields, *((name, Annotated[Any, about("Accepted without effect.")], None) for name in names)]
+    namespace = {"without_effect": (*base.without_effect, *names)}
+    return msgspec.defstruct(f"{base.__name__}Fields", fields, bases=(base,), kw_only=True, namespace=namespace)
 
 
 # Values of fields without effect that say what the server does anyway.
@@ -209,7 +205,7 @@ class RerankRequest(_Request, kw_only=True):
     return_documents: Annotated[bool, about("Return the texts of the documents, too.")] = False
 
 
-class EmbeddingsRequest(_ignoring(_Request, "input_type user"), kw_only=True):  # type: ignore[misc, call-arg]
+class EmbeddingsRequest(_with_fields(_Request, ignored="input_type user"), kw_only=True):  # type: ignore[misc, call-arg]
     """Texts to compute vectors of (OpenAI-compatible)."""
 
     input: Annotated[str | list[str | int | list[int]], about("A text, token ids, or a list of either.")]
@@ -217,7 +213,7 @@ class EmbeddingsRequest(_ignoring(_Request, "input_type user"), kw_only=True):  
     dimensions: Annotated[int, about("Features of a vector to keep, at most those of the model.", ge=1)] | None = None
 
 
-class TranscriptionRequest(_ignoring(_Request, _IGNORED_SPEECH), kw_only=True):  # type: ignore[misc, call-arg]
+class TranscriptionRequest(_with_fields(_Request, ignored=_IGNORED_SPEECH), kw_only=True):  # type: ignore[misc, call-arg]
     """A recording to transcribe or to translate into English (OpenAI-compatible), as a form."""
 
     file: Annotated[bytes, about("The recording: WAV, or a format that soundfile reads, such as MP3, FLAC and Ogg.")]
@@ -256,7 +252,7 @@ class StructuredOutputs(Struct):
     json_object: bool | None = None
 
 
-class _OpenAIRequest(_ignoring(_with_fields(_Steered, _STOP), _IGNORED), kw_only=True):  # type: ignore[misc, call-arg]
+class _OpenAIRequest(_with_fields(_Steered, _STOP, _IGNORED), kw_only=True):  # type: ignore[misc, call-arg]
     n: Annotated[int, about("Outputs for each prompt or chat.", ge=1, le=MAX_TEXTS)] = 1
     stream: Annotated[bool, about("Send the output as it is generated.")] = False
     stream_options: Annotated[StreamOptions, about("include_usage adds the usage.")] = StreamOptions()
@@ -391,7 +387,7 @@ user
 """
 
 
-class ResponseRequest(_ignoring(_with_fields(_Steered, _STOP), _IGNORED_RESPONSE), kw_only=True):  # type: ignore[misc, call-arg]
+class ResponseRequest(_with_fields(_Steered, _STOP, _IGNORED_RESPONSE), kw_only=True):  # type: ignore[misc, call-arg]
     """A chat to answer (OpenAI-compatible), with any field of `GenerationConfig`."""
 
     input: Annotated[str | list[Json], about("A text, or messages, calls of functions and their outputs.")]
