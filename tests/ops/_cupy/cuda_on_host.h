@@ -5,6 +5,8 @@
 // Warps run as far as they can, from the first to the last or the other way round: what depends on it lacks a barrier.
 
 #pragma once
+#undef _FORTIFY_SOURCE  // which takes a jump to another stack for an error
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -42,16 +44,50 @@ struct Warp {
 };
 
 struct Thread {
-    ucontext_t context;
+    jmp_buf place;
     std::unique_ptr<char[]> stack{new char[STACK_BYTES]};
-    bool done;
+    bool started = false, done = false;
 };
 
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static std::vector<Thread> threads;
 static std::vector<Warp> warps;
 static Barrier of_block;
 static bool moved;  // whether some thread got on since it was last asked
+static void (*entry)();
+
+// Coroutines switch by jumps: swapcontext would call the kernel of the system each time.
+static void leave()
+{
+    const unsigned self = threadIdx.x;
+    if (!_setjmp(threads[self].place)) _longjmp(scheduler, 1);
+    threadIdx.x = self;
+}
+
+static void enter(Thread& thread)
+{
+    if (!_setjmp(scheduler)) _longjmp(thread.place, 1);
+}
+
+static void run_launches()
+{
+    for (;;) {
+        leave();
+        entry();
+        threads[threadIdx.x].done = moved = true;
+    }
+}
+
+static void start(Thread& thread)
+{
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = thread.stack.get();
+    context.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&context, run_launches, 0);
+    if (!_setjmp(scheduler)) setcontext(&context);
+    thread.started = true;
+}
 
 static void wait(Barrier& barrier, unsigned members)
 {
@@ -61,11 +97,7 @@ static void wait(Barrier& barrier, unsigned members)
         ++barrier.passed;
         moved = true;
     }
-    while (barrier.passed == now) {
-        const unsigned self = threadIdx.x;
-        swapcontext(&threads[self].context, &scheduler);
-        threadIdx.x = self;
-    }
+    while (barrier.passed == now) leave();
 }
 
 // Call a kernel with arguments given as CUDA takes them: the addresses of their values.
@@ -78,26 +110,18 @@ void call(void (*kernel)(A...), void** arguments, std::index_sequence<I...>)
 template <typename... A> struct Launch {
     static void (*kernel)(A...);
     static void** arguments;
-    static void thread()
-    {
-        call(kernel, arguments, std::index_sequence_for<A...>());
-        threads[threadIdx.x].done = moved = true;
-    }
+    static void thread() { call(kernel, arguments, std::index_sequence_for<A...>()); }
 };
 template <typename... A> void (*Launch<A...>::kernel)(A...);
 template <typename... A> void** Launch<A...>::arguments;
 
-static bool run_block(void (*entry)(), unsigned count, bool backwards)
+static bool run_block(unsigned count, bool backwards)
 {
     of_block = Barrier();
     warps.assign(count / WARP, Warp());
-    for (unsigned i = 0; i < count; ++i) {
-        Thread& thread = threads[i];
-        getcontext(&thread.context);
-        thread.context.uc_stack.ss_sp = thread.stack.get();
-        thread.context.uc_stack.ss_size = STACK_BYTES;
-        thread.context.uc_link = &scheduler;
-        makecontext(&thread.context, entry, 0);
+    for (threadIdx.x = 0; threadIdx.x < count; ++threadIdx.x) {
+        Thread& thread = threads[threadIdx.x];
+        if (!thread.started) start(thread);
         thread.done = false;
     }
     for (bool running = true, any; running;) {
@@ -110,13 +134,16 @@ static bool run_block(void (*entry)(), unsigned count, bool backwards)
                     Thread& thread = threads[threadIdx.x];
                     if (!thread.done) {
                         running = true;
-                        swapcontext(&scheduler, &thread.context);
+                        enter(thread);
                     }
                 }
                 any |= moved;
             } while (moved);
         }
-        if (running && !any) return false;
+        if (running && !any) {
+            for (Thread& thread : threads) thread.started = false;
+            return false;
+        }
     }
     return true;
 }
@@ -127,12 +154,13 @@ int run(void (*kernel)(A...), long long blocks, long long count, bool backwards,
 {
     Launch<A...>::kernel = kernel;
     Launch<A...>::arguments = arguments;
+    entry = Launch<A...>::thread;
     while (threads.size() < (size_t)count) threads.emplace_back();
     blockDim.x = count;
     gridDim.x = blocks;
     for (long long block = 0; block < blocks; ++block) {
         blockIdx.x = backwards ? blocks - 1 - block : block;
-        if (!run_block(Launch<A...>::thread, count, backwards)) return 1;
+        if (!run_block(count, backwards)) return 1;
     }
     return 0;
 }
