@@ -9,9 +9,11 @@ value as an integer is the largest one that the graph supports, so that tables o
 from __future__ import annotations
 
 import math
+import operator
+import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,129 +33,81 @@ from xformer.tracing.tracer import Tracer
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Symbol:
-    """A size of an input, or a rounded quotient of sizes.
-
-    Attributes:
-        name: Name of the size, e.g. "batch", or expression in names.
-        vector: Size in the graph, integers (1,).
-    """
-
-    name: str
-    vector: Var = field(compare=False)
+Known = dict[tuple[int, ...], "Dim"]
+_NUM_POINTS = 16
 
 
-Terms = dict[tuple[Symbol, ...], int]  # a polynomial: products of symbols, sorted by name, and their coefficients
+def _operator(sign: str, function: Callable[[int, int], int], node: Callable[[Var, Var], Var]) -> Any:
+    """Return the two methods of an operator of sizes, given its function of integers and its node."""
+
+    def combine(first: Any, second: Any) -> int:
+        known = (first if isinstance(first, Dim) else second).known
+        values = tuple(map(function, _values(first), _values(second)))
+        name = f"{_name(first)} {sign} {_name(second)}"
+        return Dim.of(values, name, known, lambda: node(_vector([first]), _vector([second])))
+
+    return combine, lambda self, other: combine(other, self)
 
 
 class Dim(int):
-    """A size that depends on the inputs: a polynomial of symbols.
+    """A size that depends on the inputs; as an integer it is the largest one.
+
+    Sizes that are equal for all inputs are one object: they are found by their values at random sizes of the inputs.
 
     Attributes:
-        terms: The polynomial.
+        values: These values; the first is the largest one.
+        name: Name of a size of the inputs, or a readable expression, e.g. "past + length".
+        known: All sizes of the graph by their values.
+        compute: Function that returns the size as integers (1,) in the graph.
     """
 
-    terms: Terms
+    values: tuple[int, ...]
+    name: str
+    known: Known
+    compute: Callable[[], Var]
 
-    def __add__(self, other: int) -> Any:
-        terms = dict(self.terms)
-        for product, count in terms_of(other).items():
-            terms[product] = terms.get(product, 0) + count
-        return size(int(self) + int(other), terms)
+    @classmethod
+    def of(cls, values: tuple[int, ...], name: str, known: Known, compute: Callable[[], Var]) -> int:
+        """Return the size with these values; a plain integer if it does not depend on the inputs."""
+        if len(set(values)) == 1:
+            return values[0]
+        if values not in known:
+            known[values] = dim = cls(values[0])
+            dim.values, dim.name, dim.known, dim.compute = values, name, known, cache(compute)
+        return known[values]
 
-    def __mul__(self, other: int) -> Any:
-        terms: Terms = {}
-        for first, a in self.terms.items():
-            for second, b in terms_of(other).items():
-                product = tuple(sorted((*first, *second), key=lambda symbol: symbol.name))
-                terms[product] = terms.get(product, 0) + a * b
-        return size(int(self) * int(other), terms)
-
-    def __floordiv__(self, other: int) -> Any:
-        return size(int(self) // int(other), _quotient(self, other))
-
-    def __rfloordiv__(self, other: int) -> Any:
-        return size(int(other) // int(self), _quotient(other, self))
+    __add__, __radd__ = _operator("+", operator.add, op.add)
+    __sub__, __rsub__ = _operator("-", operator.sub, op.sub)
+    __mul__, __rmul__ = _operator("*", operator.mul, op.mul)
+    __mod__, __rmod__ = _operator("%", operator.mod, op.mod)
+    # ONNX rounds toward zero, which is the same for sizes, since they are not negative.
+    __floordiv__, __rfloordiv__ = _operator("//", operator.floordiv, op.div)
 
     def __neg__(self) -> Any:
         return self * -1
 
-    def __sub__(self, other: int) -> Any:
-        return self + other * -1
 
-    def __rsub__(self, other: int) -> Any:
-        return self * -1 + other
-
-    def __mod__(self, other: int) -> Any:
-        return self - self // other * other
-
-    __radd__, __rmul__ = __add__, __mul__
-
-
-def size(value: int, terms: Terms) -> int:
-    """Return a size with a largest value; a plain integer if it does not depend on a symbol."""
-    terms = {product: count for product, count in terms.items() if count}
-    if not any(terms):
-        return value
-    dim = Dim(value)
-    dim.terms = terms
-    return dim
-
-
-def terms_of(value: int) -> Terms:
-    """Return a size as a polynomial."""
-    return value.terms if isinstance(value, Dim) else {(): int(value)}
-
-
-def _equal(first: int, second: int) -> bool:
-    return terms_of(first) == terms_of(second)
-
-
-def _quotient(value: int, divisor: int) -> Terms:
-    """Divide term by term; if a remainder is possible, return a new symbol."""
-    if _equal(value, divisor):
-        return {(): 1}
-    [(symbols, count), *others] = terms_of(divisor).items()
-    result: Terms = {}
-    for product, coefficient in terms_of(value).items():
-        rest = list(product)
-        if others or coefficient % count or any(symbols.count(symbol) > product.count(symbol) for symbol in symbols):
-            # ONNX rounds toward zero, which is the same for sizes, since they are not negative.
-            vector = op.div(_vector([value]), _vector([divisor]))
-            return {(Symbol(f"({_name(value)})//({_name(divisor)})", vector),): 1}
-        for symbol in symbols:
-            rest.remove(symbol)
-        result[tuple(rest)] = coefficient // count
-    return result
+def _values(value: int) -> tuple[int, ...]:
+    return value.values if isinstance(value, Dim) else (int(value),) * (1 + _NUM_POINTS)
 
 
 def _name(value: int) -> str:
-    """Return a readable expression, e.g. "past + length"."""
-    products = (
-        [*([str(count)] if count != 1 or not symbols else []), *(symbol.name for symbol in symbols)]
-        for symbols, count in terms_of(value).items()
-    )
-    return " + ".join(map(" * ".join, products))
+    """Return the name of an operand."""
+    if not isinstance(value, Dim):
+        return str(value)
+    return f"({value.name})" if " " in value.name else value.name
+
+
+def _equal(first: int, second: int) -> bool:
+    return first is second if isinstance(first, Dim) or isinstance(second, Dim) else first == second
 
 
 def _vector(shape: Sequence[int]) -> Var:
     """Return sizes as integers (len(shape),) in the graph."""
     if not any(isinstance(value, Dim) for value in shape):
         return op.const(np.asarray(shape, dtype=np.int64))
-    parts = [_sum(value) for value in shape]
+    parts = [value.compute() if isinstance(value, Dim) else _vector([value]) for value in shape]
     return parts[0] if len(parts) == 1 else op.concat(parts, axis=0)
-
-
-def _sum(value: int) -> Var:
-    """Return a size as integers (1,) in the graph."""
-    total = None
-    for symbols, count in terms_of(value).items():
-        term = op.const(np.asarray([count])) if count != 1 or not symbols else None
-        for symbol in symbols:
-            term = symbol.vector if term is None else op.mul(term, symbol.vector)
-        total = term if total is None else op.add(total, term)
-    return total
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
@@ -554,24 +508,24 @@ class Inputs:
     def __init__(self, limits: dict[str, int]) -> None:
         self.arrays: dict[str, Tracer] = {}
         self._limits = limits
-        self._symbols: dict[str, Symbol] = {}
+        self._dims: dict[str, int] = {}
+        self._known: Known = {}
 
     def add(self, name: str, dtype: Any, shape: Sequence[int | str]) -> Any:
         """Add an input; sizes that differ between calls have a name."""
         var = argument(Tensor(np.dtype(dtype), tuple(shape)))
         for axis, length in enumerate(shape):
-            if isinstance(length, str) and length not in self._symbols:
-                self._symbols[length] = Symbol(length, op.shape(var, start=axis, end=axis + 1))
-        sizes = (self._size(length) if isinstance(length, str) else length for length in shape)
+            if isinstance(length, str) and length not in self._dims:
+                others = random.Random(length).choices(range(2, 1 << 20), k=_NUM_POINTS)
+                compute = partial(op.shape, var, start=axis, end=axis + 1)
+                self._dims[length] = Dim.of((self._limits[length], *others), length, self._known, compute)
+        sizes = (self._dims[length] if isinstance(length, str) else length for length in shape)
         return self.arrays.setdefault(name, traced(var, tuple(sizes), dtype))
-
-    def _size(self, name: str) -> int:
-        return size(self._limits[name], {(self._symbols[name],): 1})
 
 
 def _output(x: Tracer) -> Var:
     """Return an array as an output of a graph, with its shape, which spox does not infer in full."""
-    shape = (_name(length) if isinstance(length, Dim) else length for length in x.shape)
+    shape = (length.name if isinstance(length, Dim) else length for length in x.shape)
     var_of(x)._var_info.type = Tensor(x.dtype, tuple(shape))
     return var_of(x)
 
