@@ -298,13 +298,13 @@ def _trace(model: BaseModel, graph: Graph, limits: dict[str, int]) -> bytes:
     from xformer.export import onnx_namespace
 
     onnx_namespace.register_kernels()
-    inputs = onnx_namespace.Inputs(limits)
+    parameters = dict(model.named_arrays())
     silent = _future.type_warning_level(_future.TypeWarningLevel.NONE)  # without values, spox infers few shapes
     with silent, _future.value_prop_backend(_future.ValuePropBackend.NONE):
-        arrays = {name: inputs.add(name, x.dtype, x.shape) for name, x in graph.inputs.items()}
-        parameters = dict(model.named_arrays())
-        traced = replace(model, {name: inputs.add(name, x.dtype, x.shape) for name, x in parameters.items()})
-        return onnx_namespace.build(inputs, graph.function(traced, **arrays), parameters)
+        inputs = onnx_namespace.make_inputs(graph.inputs | parameters, limits)
+        traced = replace(model, {name: inputs[name] for name in parameters})
+        outputs = graph.function(traced, **{name: inputs[name] for name in graph.inputs})
+        return onnx_namespace.build(inputs, outputs, parameters)
 
 
 def _verify(name: str, model: BaseModel, graphs: dict[str, Graph], content: bytes, limits: dict[str, int]) -> float:

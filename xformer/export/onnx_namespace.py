@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import operator
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from types import SimpleNamespace
@@ -149,22 +149,19 @@ def var_of(x: Tracer) -> Var:
     return x._value.var
 
 
-def _sliced(x: Tracer, parts: list[tuple[int, slice]]) -> Tracer:
-    shape, bounds = list(x.shape), []
-    for axis, part in parts:
-        length, step = x.shape[axis], 1 if part.step is None else part.step
-        start = 0 if part.start is None else part.start
-        stop = length if part.stop is None else part.stop
-        start = start + length if start < 0 else start
-        stop = stop + length if stop < 0 else stop
-        if not isinstance(length, Dim) and not isinstance(stop, Dim):
-            stop = min(stop, length)
-        if not (_equal(start, 0) and _equal(stop, length) and step == 1):
-            shape[axis] = stop - start if step == 1 else (stop - start + (step - 1)) // step
-            bounds.append((start, stop, axis, step))
-    if not bounds:
+def _sliced(x: Tracer, axis: int, part: slice) -> Tracer:
+    length, step = x.shape[axis], 1 if part.step is None else part.step
+    start = 0 if part.start is None else part.start
+    stop = length if part.stop is None else part.stop
+    start = start + length if start < 0 else start
+    stop = stop + length if stop < 0 else stop
+    if not isinstance(length, Dim) and not isinstance(stop, Dim):
+        stop = min(stop, length)
+    if _equal(start, 0) and _equal(stop, length) and step == 1:
         return x
-    return traced(op.slice(var_of(x), *map(_vector, zip(*bounds, strict=True))), shape, x.dtype)
+    size = stop - start if step == 1 else (stop - start + (step - 1)) // step
+    bounds = map(_vector, ([start], [stop], [axis], [step]))
+    return traced(op.slice(var_of(x), *bounds), (*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
 
 
 def _call(function: Callable[..., Var], *operands: Any, dtype: Any = None, shapes: Sequence[Any] = ()) -> Tracer:
@@ -177,9 +174,7 @@ def _call(function: Callable[..., Var], *operands: Any, dtype: Any = None, shape
 
 def _number(x: Any, dtype: Any) -> Var:
     """Return an array or a number in a dtype."""
-    if isinstance(x, Dim | Tracer):
-        return var_of(NAMESPACE.asarray(x, dtype=dtype))
-    return op.const(np.asarray(x, dtype=dtype))
+    return var_of(NAMESPACE.asarray(x, dtype=dtype))
 
 
 def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -391,25 +386,16 @@ class OnnxNamespace(Library, library="onnx"):
         key = key if isinstance(key, tuple) else (key,)
         missing = [slice(None)] * (x.ndim - sum(part is not None and part is not ... for part in key))
         at = next((index for index, part in enumerate(key) if part is ...), len(key))
-        slices: list[tuple[int, slice]] = []
-        indices: list[tuple[int, int]] = []
-        new_axes: list[int] = []
         axis = 0
         for part in (*key[:at], *missing, *key[at + 1 :]):
             if part is None:
-                new_axes.append(axis - len(indices) + len(new_axes))
-                continue
-            if isinstance(part, slice):
-                slices.append((axis, part))
+                x = self.expand_dims(x, axis=axis)
+            elif isinstance(part, slice):
+                x = _sliced(x, axis, part)
             else:
-                indices.append((axis, part))
+                x = self.take(x, self.asarray(part, dtype=np.int64), axis=axis)
+                continue
             axis += 1
-        x = _sliced(x, slices)
-        for axis, index in reversed(indices):
-            shape = (*x.shape[:axis], *x.shape[axis + 1 :])
-            x = traced(op.gather(var_of(x), _number(index, np.int64), axis=axis), shape, x.dtype)
-        for axis in new_axes:
-            x = self.expand_dims(x, axis=axis)
         return x
 
     def take(self, x: Tracer, indices: Tracer, *, axis: int = 0) -> Tracer:
@@ -495,32 +481,23 @@ def register_kernels() -> None:
 # --- inputs and parameters --------------------------------------------------------------------------------------------
 
 
-class Inputs:
-    """Inputs of a graph.
+def make_inputs(like: Mapping[str, Any], limits: dict[str, int]) -> dict[str, Tracer]:
+    """Return inputs of a graph by name.
 
     Args:
+        like: For each input an object with its dtype and its shape; sizes that differ between calls have a name.
         limits: Largest value of each named size.
-
-    Attributes:
-        arrays: The inputs by name.
     """
-
-    def __init__(self, limits: dict[str, int]) -> None:
-        self.arrays: dict[str, Tracer] = {}
-        self._limits = limits
-        self._dims: dict[str, int] = {}
-        self._known: Known = {}
-
-    def add(self, name: str, dtype: Any, shape: Sequence[int | str]) -> Any:
-        """Add an input; sizes that differ between calls have a name."""
-        var = argument(Tensor(np.dtype(dtype), tuple(shape)))
-        for axis, length in enumerate(shape):
-            if isinstance(length, str) and length not in self._dims:
+    inputs, dims, known = dict[str, Tracer](), dict[str, int](), Known()
+    for name, x in like.items():
+        var = argument(Tensor(np.dtype(x.dtype), tuple(x.shape)))
+        for axis, length in enumerate(x.shape):
+            if isinstance(length, str) and length not in dims:
                 others = random.Random(length).choices(range(2, 1 << 20), k=_NUM_POINTS)
                 compute = partial(op.shape, var, start=axis, end=axis + 1)
-                self._dims[length] = Dim.of((self._limits[length], *others), length, self._known, compute)
-        sizes = (self._dims[length] if isinstance(length, str) else length for length in shape)
-        return self.arrays.setdefault(name, traced(var, tuple(sizes), dtype))
+                dims[length] = Dim.of((limits[length], *others), length, known, compute)
+        inputs[name] = traced(var, [dims.get(length, length) for length in x.shape], x.dtype)
+    return inputs
 
 
 def _output(x: Tracer) -> Var:
@@ -530,7 +507,7 @@ def _output(x: Tracer) -> Var:
     return var_of(x)
 
 
-def build(inputs: Inputs, outputs: dict[str, Tracer], parameters: dict[str, Any]) -> bytes:
+def build(inputs: dict[str, Tracer], outputs: dict[str, Tracer], parameters: dict[str, Any]) -> bytes:
     """Return an ONNX file.
 
     Args:
@@ -538,7 +515,7 @@ def build(inputs: Inputs, outputs: dict[str, Tracer], parameters: dict[str, Any]
         outputs: Outputs by name.
         parameters: NumPy arrays of the parameters by name. The file contains those that the graph uses.
     """
-    variables = {name: var_of(x) for name, x in inputs.arrays.items()}
+    variables = {name: var_of(x) for name, x in inputs.items()}
     proto = spox.build(variables, {name: _output(x) for name, x in outputs.items()})
     used = {name for node in proto.graph.node for name in node.input}
     # spox would copy the values of a parameter whenever a node uses it.
