@@ -94,6 +94,12 @@ def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
         yield file
 
 
+def write_bytes(path: StrPath, content: bytes) -> None:
+    """Write a file as `atomic_write` does."""
+    with atomic_write(path) as file:
+        file.write(content)
+
+
 @contextlib.contextmanager
 def _replacement(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path`, or nothing there, with the same owner and permissions."""
@@ -231,8 +237,7 @@ def to_json(value: Any) -> bytes:
 
 def write_json(path: StrPath, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
-    with atomic_write(path) as file:
-        file.write(to_json(value))
+    write_bytes(path, to_json(value))
 
 
 def check_no_lfs_pointer(path: StrPath) -> None:

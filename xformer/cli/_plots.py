@@ -10,7 +10,7 @@ from typing import Any
 
 from xformer.benchmarks.report import format_seconds, growth
 from xformer.errors import ConfigError
-from xformer.io import atomic_write, check_no_overwrite
+from xformer.io import check_no_overwrite, write_bytes
 from xformer.runs.console import plural
 from xformer.text.extras import new_figure
 
@@ -66,8 +66,7 @@ def save(figure: Any, path: Path) -> None:
     """Write a figure as PNG, atomically; raises CheckpointError if that fails."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=_DOTS_PER_INCH)
-    with atomic_write(path) as file:
-        file.write(buffer.getvalue())
+    write_bytes(path, buffer.getvalue())
 
 
 def draw_bars(run: dict[str, Any], path: Path) -> None:

@@ -17,7 +17,7 @@ from xformer.errors import ConfigError, check_choice, describe_type
 from xformer.export.gguf_blocks import QUANTIZERS, quantize
 from xformer.families import gguf_file
 from xformer.families.checkpoint import Progress, tensors_of, writable_family, writable_model
-from xformer.families.family import FAMILIES, Family
+from xformer.families.family import Family
 from xformer.families.peft import PREFIX, lora_tensors
 from xformer.io import StrPath, atomic_write, check_no_overwrite
 from xformer.layers.positions import rope_frequencies
@@ -70,12 +70,12 @@ def export_gguf(
     """
     if source is None:
         model = writable_model(model)
-        family, values, label, architecture = _described(model)
+        values, label, architecture = _described(model)
         metadata = {"tokenizer.ggml.model": "none"}
         if tokenizer is not None:
             metadata = tokenizer_metadata(tokenizer, values["vocab_size"], label)
         metadata |= {"general.name": Path(path).stem, **_metadata(values, label, architecture)}
-        tensors = _rope_tensors(model.config) | _tensors(model, family, values, architecture)
+        tensors = _rope_tensors(model.config) | _tensors(model, architecture.family)
         if label == "olmoe":  # without which llama.cpp does not load it
             tensors.setdefault("output.weight", tensors["token_embd.weight"])
         return _write(path, _fields(metadata), tensors, {}, quantization or "F32", progress)
@@ -83,8 +83,7 @@ def export_gguf(
     _, entries, places = gguf_file.read_header(Path(source))
     content, tensors = np.memmap(source, "u1", "r"), {key: entry.read for key, entry in entries.items()}
     if model is not None:
-        file = gguf_file.GGUFFile(Path(source))
-        own = _tensors(writable_model(model), FAMILIES[file.config["model_type"]], file.config, file.architecture)
+        own = _tensors(writable_model(model), gguf_file.GGUFFile(Path(source)).architecture.family)
         if "output.weight" in entries:  # maybe a copy of the embedding
             own.setdefault("output.weight", own["token_embd.weight"])
         for key, read in own.items():
@@ -111,21 +110,17 @@ def export_gguf_lora(model: Any, path: StrPath) -> str:
     """
     adapters_of(model)
     plain = with_fields(type(model)(model.config, seed=None), model_type=model.model_type)  # takes no memory
-    family, values, label, architecture = _described(plain)
-    adapters, settings = lora_tensors(model, family)
+    _, label, architecture = _described(plain)
+    adapters, settings = lora_tensors(model, architecture.family)
     alpha = max(alpha for _, alpha in settings.values())
     tensors: Tensors = {}
-    names = {family: own for own, family in architecture.tensors.items()}
     for key, x in adapters.items():
         module, _, kind = key.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
-        own = gguf_file.renamed(f"{module}.weight", names)
-        if own is None or "_exps." in own or kind not in ("A", "B"):
+        if "_exps." in module or kind not in ("A", "B"):
             raise ConfigError(f"the adapters have {key}, which llama.cpp does not read; use merge_lora and export_gguf")
         if kind == "B":
             x = x * (settings[module][1] / alpha)  # the file has one alpha
-            if own.split(".")[-2] in architecture.interleaved:
-                x = gguf_file.arrangement(own, architecture, values, writes=True)(x)
-        tensors[f"{own}.lora_{kind.lower()}"] = functools.partial(np.asarray, x)
+        tensors[f"{module}.weight.lora_{kind.lower()}"] = functools.partial(np.asarray, x)
     metadata = {"general.type": "adapter", "general.architecture": label, "adapter.type": "lora"}
     return _write(path, _fields({**metadata, "adapter.lora.alpha": alpha}), tensors, {}, "F32", None)
 
@@ -133,8 +128,8 @@ def export_gguf_lora(model: Any, path: StrPath) -> str:
 # --- Names and metadata -----------------------------------------------------------------------------------------------
 
 
-def _described(model: Any) -> tuple[Family, dict[str, Any], str, gguf_file.Architecture]:
-    """Return the family of a model, the values of config.json, and its architecture in GGUF files, first its name."""
+def _described(model: Any) -> tuple[dict[str, Any], str, gguf_file.Architecture]:
+    """Return the values of config.json of a model, and its architecture in GGUF files, first its name."""
     if not isinstance(model, LanguageModel):
         raise ConfigError(f"model is {describe_type(model)}; GGUF files expect a LanguageModel")
     by_type = {str(each.model_type): (name, each) for name, each in gguf_file.ARCHITECTURES.items()}
@@ -148,8 +143,11 @@ def _described(model: Any) -> tuple[Family, dict[str, Any], str, gguf_file.Archi
         is_in_tensors = rope.get("rope_type") == {"llama": "llama3", "phi3": "longrope"}.get(name, "")
         return read | ({"rope_scaling": rope} if is_in_tensors else {}) | architecture.fixed(values)
 
-    family, values = writable_family(model, None, dict.fromkeys(by_type, stored))
-    return family, values, *by_type[values["model_type"]]
+    values = writable_family(model, None, dict.fromkeys(by_type, stored))[1]
+    name, architecture = by_type[values["model_type"]]
+    if architecture.is_tied and not model.config.tie_output:
+        raise ConfigError(f"tie_output is False; GGUF files of {name} expect True")
+    return values, name, architecture
 
 
 def _rope(values: dict[str, Any]) -> dict[str, Any]:
@@ -192,20 +190,14 @@ def _rope_tensors(config: Any) -> Tensors:
     return {f"{key}.weight": functools.partial(np.asarray, x) for key, x in factors.items()}
 
 
-def _tensors(model: Any, family: Family, values: dict[str, Any], architecture: gguf_file.Architecture) -> Tensors:
+def _tensors(model: Any, family: Family) -> Tensors:
     """Return the tensors of a model; those of the experts of a layer are one."""
-    parts: dict[str, list[Any]] = {}
-    names = {family: own for own, family in architecture.tensors.items()}
+    parts: dict[str, list[Callable[[], Any]]] = {}
     for key, read in tensors_of(model, family).items():
-        own = gguf_file.renamed(key, names)
-        if own is None:
-            raise ConfigError(f"the model has {key}, which GGUF files of {architecture.model_type} do not have")
-        arrange = gguf_file.arrangement(own, architecture, values, writes=True)
-        parts.setdefault(re.sub(r"(?<=_exps)\.\d+", "", own), []).append((read, arrange))
+        parts.setdefault(re.sub(r"(?<=_exps)\.\d+", "", key), []).append(read)
 
     def join(key: str) -> Any:
-        arrays = [arrange(read()) for read, arrange in parts[key]]
-        return np.stack(arrays) if "_exps." in key else arrays[0]
+        return np.stack([read() for read in parts[key]]) if "_exps." in key else parts[key][0]()
 
     return {key: functools.partial(join, key) for key in parts}
 

@@ -12,7 +12,7 @@ import numpy as np
 from xformer.backends import Array
 from xformer.errors import BackendError, ConfigError, describe_type, how_to_install
 from xformer.families.checkpoint import generation_config
-from xformer.io import StrPath, atomic_write, write_json
+from xformer.io import StrPath, write_bytes, write_json
 from xformer.layers import KVCache, LayerCache
 from xformer.layers.cache import DecodingCache, Memory
 from xformer.layers.weights import check_no_adapters
@@ -140,8 +140,7 @@ def write_graphs(model: BaseModel, graphs: dict[str, Graph], directory: StrPath,
         difference = max(_verify(name, host, graphs, files[name], limits) for name in graphs)
     directory = Path(directory)
     for name, content in files.items():
-        with atomic_write(directory / name) as file:
-            file.write(content)
+        write_bytes(directory / name, content)
     return OnnxExport(tuple(directory / name for name in files), difference)
 
 

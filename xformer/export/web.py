@@ -15,7 +15,7 @@ from xformer.backends import Array, array_namespace
 from xformer.errors import ConfigError, describe_type
 from xformer.export import onnx
 from xformer.export.onnx import Arrays, Graph, Input, OnnxExport
-from xformer.io import StrPath, atomic_write, write_json
+from xformer.io import StrPath, write_bytes, write_json
 from xformer.models import BaseModel, LanguageModel, SpeechTransformer, Transformer
 from xformer.tracing.activations import intervene, record
 
@@ -62,8 +62,7 @@ def write_explorer(directory: StrPath, runtime: dict[str, Path]) -> None:
         contents[file.name if file.name == "index.html" else f"static/{file.name}"] = file
     contents["static/api.js"] = package.joinpath("export", "web_api.js")  # the browser instead of a server
     for name, source in contents.items():
-        with atomic_write(Path(directory) / name) as target:
-            target.write(source.read_bytes())
+        write_bytes(Path(directory) / name, source.read_bytes())
 
 
 def export_web(

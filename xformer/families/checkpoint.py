@@ -125,9 +125,13 @@ def open_checkpoint(path: Path, classes: dict[str, Any] | None = None) -> Checkp
         _check_supported(values, path)
     try:
         family = family_of(values.get("model_type"), config_path)
-        tensors = TensorFiles(path) if gguf is None else file
-        tied = _tied_names(family, tensors)
-        reader = ConfigReader(values, config_path, list(tensors), tied)
+        tensors, stored = (TensorFiles(path), family) if gguf is None else (file, file.architecture.family)
+        tied = _tied_names(stored, tensors)
+        # The reader of config.json knows the tied tensors by the names of the family.
+        pairs = zip((*stored.tied, *stored.tied.values()), (*family.tied, *family.tied.values()), strict=True)
+        names = dict(pairs)
+        known = [names.get(each, each) for each in tensors]
+        reader = ConfigReader(values, config_path, known, {names[each] for each in tied})
         reader.classes = classes
         if gguf is None and (generation := path / "generation_config.json").exists():
             reader.generation = ConfigReader(read_json(generation, "generation settings"), generation, (), ())
@@ -138,7 +142,7 @@ def open_checkpoint(path: Path, classes: dict[str, Any] | None = None) -> Checkp
         reader.skip("quantization_config")  # the tensors show it
         reader.finish()
         model = with_fields(family.model(config, seed=None), model_type=reader.model_type)
-        return Checkpoint(family, model, tensors, config_path, tied, classes is not None)
+        return Checkpoint(stored, model, tensors, config_path, tied, classes is not None)
     except CheckpointError as error:  # may quote a huge value
         raise CheckpointError(str(error)) from error
     except ConfigError as error:

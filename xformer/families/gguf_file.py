@@ -1,4 +1,4 @@
-"""`GGUFFile`: a GGUF file of llama.cpp, with the tensor names and the config.json of a family.
+"""`GGUFFile`: a GGUF file of llama.cpp, with the config.json of a family and a table of its own of tensors.
 
 The format is specified in docs/gguf.md of ggml. The header is read here, because the GGUFReader of the package gguf
 makes several arrays for every token of the vocabulary: seconds, and 170 MB for 49,000 tokens.
@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import math
 import mmap
-import re
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,8 +18,11 @@ from typing import Any
 import numpy as np
 
 from xformer.errors import CheckpointError, nearest_hint
+from xformer.families.family import FAMILIES, Family, Tensors
+from xformer.families.layouts import affine, attention, feed_forward, fused, same, transposed
 from xformer.families.tensor_files import TensorEntry, TensorFiles
 from xformer.io import check_no_lfs_pointer
+from xformer.models import LanguageModelConfig
 from xformer.ops.blocks import dequantize
 
 # {number of a type: its name, and the values and bytes of a block}.
@@ -43,64 +45,71 @@ _FLOAT32, _STRING, _ARRAY = 6, 8, 9
 Values = dict[str, Any]  # of the metadata, or of a config.json
 
 
+_LAYER, _ATTENTION, _NETWORK = "blk.{i}", "layers.{i}.self_attention", "layers.{i}.feed_forward"
+# {norm: parameter}
+_NORMS = {
+    "output_norm": "norm",
+    f"{_LAYER}.attn_q_norm": f"{_ATTENTION}.query_norm",
+    f"{_LAYER}.attn_k_norm": f"{_ATTENTION}.key_norm",
+    f"{_LAYER}.attn_norm": f"{_ATTENTION}_residual.norm",
+    f"{_LAYER}.post_attention_norm": f"{_ATTENTION}_residual.norm_after",
+    f"{_LAYER}.ffn_norm": f"{_NETWORK}_residual.norm",
+    f"{_LAYER}.post_ffw_norm": f"{_NETWORK}_residual.norm_after",
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Names and layouts of a GGUF architecture, compared with those of the family.
+    """Keys and tensors of a GGUF architecture.
 
     Attributes:
-        tensors: {name in GGUF files: name in the family's table}, without ".weight" and ".bias". "{i}" stands for the
-            number of a layer and "{e}" for that of an expert, whose matrices are one tensor in the file.
         keys: {metadata key without the architecture: key of config.json}.
-        interleaved: Tensors whose rows are permuted so that rotary positions rotate adjacent features.
-        transposed: Matrices that are stored transposed.
-        has_norms_plus_one: Whether the weights of norms are stored plus one.
+        is_interleaved: Whether queries and keys are permuted so that rotary positions rotate adjacent features.
+        fused: {tensor of a layer: the tensors that it replaces}, e.g. {"attn_qkv": "attn_q attn_k attn_v"}.
+        is_tied: Whether the embedding is the output matrix of all models.
         model_type: Model type of the family; default the name.
         defaults: Function of the values of config.json that returns values of keys that the file may omit.
         fixed: Function of the values of config.json that returns those with which llama.cpp computes in any case.
     """
 
-    tensors: Mapping[str, str]
     keys: Mapping[str, str]
-    interleaved: tuple[str, ...] = ()
-    transposed: tuple[str, ...] = ()
-    has_norms_plus_one: bool = False
-    model_type: str | None = None
+    is_interleaved: bool = False
+    fused: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    is_tied: bool = False
+    model_type: str = ""
     defaults: Callable[[Values], Values] = dataclasses.field(default=lambda config: {})
     fixed: Callable[[Values], Values] = dataclasses.field(default=lambda config: {})
 
+    @property
+    def family(self) -> Family:
+        """The family of the model type, with the names and layouts of the tensors in GGUF files."""
+        tied, family = {"output.weight": "token_embd.weight"}, FAMILIES[self.model_type]
+        return dataclasses.replace(family, tensors=self.tensors, prefix="", tied=tied, ignored=())
 
-def _in_layers(names: dict[str, str], layer: str = "model.layers.{i}") -> dict[str, str]:
-    """Return the names of tensors of a layer, in GGUF files and in the family, with those of the layer."""
-    return {f"blk.{{i}}.{name}": f"{layer}.{family_name}" for name, family_name in names.items()}
+    def tensors(self, config: LanguageModelConfig) -> Tensors:
+        """Return the table of tensors; the matrices of each expert have a name of their own, see `GGUFFile`."""
+        rotated = (config.features_per_head,) * 2 if self.is_interleaved else None
+        table = {
+            "token_embd.weight": same("embedding.weight"),
+            "position_embd.weight": same("input.positions.weight"),
+            "output.weight": transposed("output.weight"),
+            f"{_LAYER}.ffn_gate_inp.weight": transposed(f"{_NETWORK}.router"),
+            **attention(_LAYER, _ATTENTION, "attn_q attn_k attn_v attn_output", rotated=rotated),
+            **feed_forward(_LAYER, _NETWORK, "ffn_gate ffn_up ffn_down"),
+        }
+        for norm, parameter in _NORMS.items():
+            table |= affine(norm, parameter)
+        for part in ("gate", "up", "down"):
+            table[f"{_LAYER}.ffn_{part}_exps.{{e}}.weight"] = transposed(f"{_NETWORK}.experts.{{e}}.{part}.weight")
+        for tensor, names in self.fused.items():
+            for kind in ("weight", "bias"):
+                parts = [table.pop(f"{_LAYER}.{name}.{kind}") for name in names.split()]
+                table[f"{_LAYER}.{tensor}.{kind}"] = fused(*(each.parameters[0] for each in parts), transpose=True)
+        return table
 
 
-_LLAMA_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"} | _in_layers({
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-})  # fmt: skip
 _EXPERT_KEYS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
-
-
-def _with_experts(tensor: str, gate: str, up: str, down: str) -> dict[str, str]:
-    """Return the names of tensors of a model with experts; arguments are those of the family."""
-    experts = {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": down}
-    names = {f"{name}.{{e}}": f"{tensor}.experts.{{e}}.{part}" for name, part in experts.items()}
-    return _LLAMA_TENSORS | _in_layers({"ffn_gate_inp": f"{tensor}.gate", **names})
-
-
-_GEMMA_TENSORS = _LLAMA_TENSORS | _in_layers({
-    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-})  # fmt: skip
-_GPT2_TENSORS = {
-    "token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f",
-    "output": "lm_head",
-} | _in_layers({
-    "attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj",
-    "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj",
-}, "transformer.h.{i}")  # fmt: skip
+_QKV = {"attn_qkv": "attn_q attn_k attn_v"}
 _KEYS = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
@@ -136,50 +145,35 @@ def _usual_heads(config: dict[str, Any]) -> dict[str, Any]:
 # By name. Mixtral has the name of Llama.
 ARCHITECTURES = {
     "gemma2": Architecture(
-        tensors={key: name for key, name in _GEMMA_TENSORS.items() if key != "output"},
         keys=_GEMMA_KEYS,
-        has_norms_plus_one=True,
+        is_tied=True,
         defaults=lambda config: (
             {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0} | _gemma_scale(config, 46)
         ),
         fixed=lambda config: {"attention_bias": False, "is_causal": True},
     ),
     "gemma3": Architecture(
-        tensors=_GEMMA_TENSORS,
         keys=_GEMMA_KEYS,
-        has_norms_plus_one=True,
         model_type="gemma3_text",
         defaults=lambda config: _gemma_scale(config, 62),
         fixed=lambda config: {"attention_bias": False, "is_causal": True, "attn_logit_softcapping": None},
     ),
-    "llama": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS, interleaved=("attn_q", "attn_k")),
-    "qwen2": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS, fixed=_usual_heads),
-    "qwen3": Architecture(tensors=_LLAMA_TENSORS, keys=_KEYS),
-    "mixtral": Architecture(
-        tensors=_with_experts("block_sparse_moe", "w1", "w3", "w2"),
-        keys={**_KEYS, **_EXPERT_KEYS, "expert_count": "num_local_experts"},
-        interleaved=("attn_q", "attn_k"),
-    ),
+    "llama": Architecture(keys=_KEYS, is_interleaved=True),
+    "qwen2": Architecture(keys=_KEYS, fixed=_usual_heads),
+    "qwen3": Architecture(keys=_KEYS),
+    "mixtral": Architecture(keys={**_KEYS, **_EXPERT_KEYS, "expert_count": "num_local_experts"}, is_interleaved=True),
     "qwen3moe": Architecture(
-        tensors=_with_experts("mlp", "gate_proj", "up_proj", "down_proj"),
         keys={**_KEYS, **_EXPERT_KEYS, "expert_feed_forward_length": "moe_intermediate_size"},
         model_type="qwen3_moe",
         defaults=lambda config: {"norm_topk_prob": True},
         fixed=lambda config: {"attention_bias": False},
     ),
     "olmoe": Architecture(
-        tensors=_with_experts("mlp", "gate_proj", "up_proj", "down_proj"),
         keys={**_KEYS, **_EXPERT_KEYS},
         fixed=lambda c: {**_usual_heads(c), "num_key_value_heads": c["num_attention_heads"], "attention_bias": False},
     ),
-    "phi3": Architecture(
-        tensors=_LLAMA_TENSORS | _in_layers({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
-        keys=_KEYS | _WINDOW_KEYS,
-        fixed=_usual_heads,
-    ),
-    "gpt2": Architecture(
-        tensors=_GPT2_TENSORS, keys=_GPT2_KEYS, transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")
-    ),
+    "phi3": Architecture(keys=_KEYS | _WINDOW_KEYS, fused=_QKV | {"ffn_up": "ffn_gate ffn_up"}, fixed=_usual_heads),
+    "gpt2": Architecture(keys=_GPT2_KEYS, fused=_QKV),
 }
 ARCHITECTURES = {name: dataclasses.replace(x, model_type=x.model_type or name) for name, x in ARCHITECTURES.items()}
 
@@ -194,17 +188,15 @@ class GGUFEntry(TensorEntry):
 
     Attributes:
         block: Values and bytes of one block of the type.
-        arrange: Function that converts the stored layout to that of the family.
     """
 
     block: tuple[int, int] = (1, 4)
-    arrange: Callable[[Any], Any] = dataclasses.field(default=lambda x: x)
 
     def read(self, *, keep: bool = False) -> Any:
         """Return the tensor; quantized types become float32, and bfloat16 unless it is to be kept."""
         if self.block[0] == 1:
-            return self.arrange(super().read(keep=keep))
-        return self.arrange(dequantize(self.read_blocks()).reshape(self.shape))
+            return super().read(keep=keep)
+        return dequantize(self.read_blocks()).reshape(self.shape)
 
     def stored(self, content: Any = None) -> Any:
         """Return the bytes of the tensor in those of the file."""
@@ -240,7 +232,7 @@ def _q3_k_as_q6_k(blocks: Any) -> Any:
 
 
 class GGUFFile(TensorFiles):
-    """The tensors of a GGUF file by the names of its family, dequantized one at a time or in blocks.
+    """The tensors of a GGUF file, dequantized one at a time or in blocks; each expert has its own.
 
     Args:
         path: The file.
@@ -248,7 +240,7 @@ class GGUFFile(TensorFiles):
     Attributes:
         config: Values of config.json for the family. Other metadata keeps its name, so that the family refuses it.
         metadata: All metadata by key.
-        architecture: Names and layouts of the tensors.
+        architecture: Keys and tensors of the architecture.
 
     Raises:
         CheckpointError: If the file is damaged, of an unknown architecture, or has tensors of an unsupported type.
@@ -266,17 +258,11 @@ class GGUFFile(TensorFiles):
         if "token_embd.weight" not in stored:
             raise CheckpointError(f"{path} lacks the tensor token_embd.weight; expected a language model")
         model_type = "mixtral" if name == "llama" and self.metadata.get("llama.expert_count") else name
-        self.architecture, stored = ARCHITECTURES[model_type], _by_expert(stored)
+        self.architecture, self.entries = ARCHITECTURES[model_type], _by_expert(stored)
         self.config = {
             "vocab_size": stored["token_embd.weight"].shape[0],
             "tie_word_embeddings": "output.weight" not in stored,  # llama.cpp then uses the embedding
-            **translate_metadata(self.metadata, self.architecture, stored, path),
-        }
-        self.entries: dict[str, TensorEntry] = {
-            renamed(key, self.architecture.tensors) or key: dataclasses.replace(
-                entry, arrange=arrangement(key, self.architecture, self.config)
-            )
-            for key, entry in stored.items()
+            **translate_metadata(self.metadata, self.architecture, self.entries, path),
         }
 
     def read_blocks(self, name: str) -> Any:
@@ -287,7 +273,7 @@ class GGUFFile(TensorFiles):
             return None
         blocks = entry.read_blocks(self._content)
         blocks = blocks.view(f"V{blocks.shape[-1]}")
-        return entry.arrange(blocks.reshape(entry.shape[0], entry.shape[1] // num_values))
+        return blocks.reshape(entry.shape[0], entry.shape[1] // num_values)
 
 
 def find_gguf(path: Path) -> Path | None:
@@ -311,9 +297,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return read_header(path)[0]
 
 
-def _by_expert(tensors: dict[str, GGUFEntry]) -> dict[str, GGUFEntry]:
+def _by_expert(tensors: dict[str, GGUFEntry]) -> dict[str, Any]:
     """Return the tensors with the matrices of all experts as one for each expert."""
-    result: dict[str, GGUFEntry] = {}
+    result: dict[str, Any] = {}
     for name, entry in tensors.items():
         module, _, suffix = name.rpartition(".")
         if not module.endswith("_exps") or len(entry.shape) != 3:
@@ -326,42 +312,6 @@ def _by_expert(tensors: dict[str, GGUFEntry]) -> dict[str, GGUFEntry]:
                 entry, shape=entry.shape[1:], offset=entry.offset + number * size
             )
     return result
-
-
-def renamed(name: str, names: Mapping[str, str]) -> str | None:
-    """Return the other name of a tensor, or None; the names are `Architecture.tensors`, or their inverse."""
-    module, _, suffix = name.rpartition(".")
-    pattern = re.sub(r"(?<=\.)\d+", "{i}", re.sub(r"(?<=exps\.|erts\.)\d+", "{e}", module))
-    numbers = dict(zip("ie", re.findall(r"(?<=\.)\d+", module), strict=False))
-    return f"{names[pattern]}.{suffix}".format_map(numbers) if pattern in names else None
-
-
-def arrangement(key: str, architecture: Architecture, config: Values, *, writes: bool = False) -> Callable[[Any], Any]:
-    """Return the function that converts a tensor to the layout of the family, or, if it `writes`, back.
-
-    Args:
-        key: Name of the tensor in GGUF files.
-        architecture: Its architecture.
-        config: Values of config.json.
-        writes: Convert from the layout of the family.
-    """
-    module, _, suffix = re.sub(r"^blk\.\d+\.", "", key).rpartition(".")
-    if module in architecture.interleaved:
-        num_heads: Any = config.get("num_attention_heads", 1)
-        num_heads = num_heads if module == "attn_q" else config.get("num_key_value_heads", num_heads)
-        return functools.partial(_with_axes_swapped, num_heads=num_heads, sizes=(2, -1) if writes else (-1, 2))
-    if module in architecture.transposed and suffix == "weight":
-        return np.transpose
-    if module.endswith("norm") and architecture.has_norms_plus_one:
-        return lambda x: x.astype(np.float64) + (1.0 if writes else -1.0)
-    return lambda x: x
-
-
-def _with_axes_swapped(x: Any, num_heads: int, sizes: tuple[int, int]) -> Any:
-    """Return rows in another order: the features of each head have these sizes, whose axes are swapped."""
-    if x.shape[0] % (2 * num_heads):
-        return x  # load_pretrained raises an error for the shape
-    return x.reshape(num_heads, *sizes, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
 # --- Configuration ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 from xformer.errors import CheckpointError, ConfigError
 from xformer.families.checkpoint import describe_missing, write_configs
 from xformer.families.gguf_file import find_gguf
-from xformer.io import StrPath, atomic_write, file_errors, lock_directory, read_json, unwritable_parent, write_json
+from xformer.io import StrPath, file_errors, lock_directory, read_json, unwritable_parent, write_bytes, write_json
 from xformer.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
 
 # The command that uses the model, by task; here, as inference does not import the table of tasks.
@@ -185,8 +185,7 @@ class RunDirectory:
     def back_up_best(self) -> None:
         """Copy the best model, so that `restore_best` can restore it after model.safetensors was replaced."""
         if self.model.exists() and not self._backup.exists():
-            with atomic_write(self._backup) as file:
-                file.write(self.model.read_bytes())
+            write_bytes(self._backup, self.model.read_bytes())
 
     def restore_best(self) -> bool:
         """Undo the replacement of the best model; return whether there was a backup."""
@@ -210,8 +209,7 @@ def copy_pretrained(source: Path, target: Path) -> None:
         return
     for name in ("config.json", "generation_config.json"):
         if (source / name).is_file():
-            with atomic_write(target / name) as file:
-                file.write((source / name).read_bytes())
+            write_bytes(target / name, (source / name).read_bytes())
 
 
 def sha256(path: StrPath) -> str:

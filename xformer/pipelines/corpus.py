@@ -25,7 +25,7 @@ import numpy as np
 
 from xformer.config import check_count, dotted
 from xformer.errors import ConfigError, CorpusError, XformerError, is_out_of_memory
-from xformer.io import StrPath, atomic_write, file_errors, lock_directory, read_json, read_log, write_json
+from xformer.io import StrPath, atomic_write, file_errors, lock_directory, read_json, read_log, write_bytes, write_json
 from xformer.text.corpus import LineChunk, LineChunks
 
 _FORMAT = 1  # of manifest.json
@@ -204,8 +204,7 @@ def process_corpus(
             try:
                 if outcome.error:
                     failures[error_path] = outcome.error
-                    with atomic_write(error_path) as file:
-                        file.write(f"{outcome.error}\n".encode())
+                    write_bytes(error_path, f"{outcome.error}\n".encode())
                 else:
                     error_path.unlink(missing_ok=True)
                     with (directory / _LOG).open("a", encoding="utf-8") as lines:
@@ -285,8 +284,7 @@ def _run(function: ChunkFunction, chunk: LineChunk | None = None, part: Path | N
             output = function([], 0)
         else:
             output = function(chunk.read(), chunk.first_index)
-            with atomic_write(part) as file:
-                file.write(output.data)
+            write_bytes(part, output.data)
     except Exception as error:  # noqa: BLE001 - functions of users raise anything; any executor can return a text
         is_known = isinstance(error, XformerError)
         message = str(error) if is_known else f"{type(error).__name__}: {error}\n{traceback.format_exc()}"

@@ -18,7 +18,7 @@ from xformer.families.peft import ADAPTER_CONFIG
 from xformer.families.run_directory import RunDirectory, copy_pretrained
 from xformer.generation import GenerationConfig
 from xformer.generation.pretrained import GENERATION_FILE
-from xformer.io import StrPath, atomic_directory, atomic_write, check_no_overwrite, load_arrays, read_json, write_json
+from xformer.io import StrPath, atomic_directory, check_no_overwrite, load_arrays, read_json, write_bytes, write_json
 from xformer.layers import lora
 from xformer.models import BaseModel, ImageEncoder, LanguageModel, Transformer, load
 from xformer.pipelines.loading import pipeline_class
@@ -164,8 +164,7 @@ def _open(directory: Path) -> _Source:
 
     def write(model: BaseModel, output: Path) -> None:
         if generation.is_file():
-            with atomic_write(output / GENERATION_FILE) as file:
-                file.write(generation.read_bytes())
+            write_bytes(output / GENERATION_FILE, generation.read_bytes())
         if tokenizer is not None:
             tokenizer.save(output)
 
@@ -207,8 +206,7 @@ def _to_web(
     model = model.quantize() if quantize else model
     exported = export_web(model, output, settings, found, max_length=max_length)
     for side, content in tokenizers.items():
-        with atomic_write(output / "model" / f"{side}.json") as file:
-            file.write(content.encode())
+        write_bytes(output / "model" / f"{side}.json", content.encode())
     return f"{_described(exported)}; serve the page, e.g. with python -m http.server"
 
 
@@ -309,5 +307,4 @@ def _append_eos(path: Path) -> None:
     inner.post_processor = require("tokenizers").processors.TemplateProcessing(
         single=f"$A {eos}", pair=f"$A $B {eos}", special_tokens=[(eos, EOS_ID)]
     )
-    with atomic_write(path) as file:
-        file.write(inner.to_str().encode())
+    write_bytes(path, inner.to_str().encode())

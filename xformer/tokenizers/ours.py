@@ -11,7 +11,7 @@ from typing import Any
 
 from xformer.config import integers
 from xformer.errors import CheckpointError, ConfigError, DataError, check_choice, describe_type
-from xformer.io import StrPath, atomic_write, read_json
+from xformer.io import StrPath, read_json, write_bytes
 from xformer.text.extras import library_errors, require
 from xformer.text.normalize import check_form, check_texts
 from xformer.text.sentences import split_sentences
@@ -247,8 +247,7 @@ class Tokenizer(BaseTokenizer):
         Raises:
             CheckpointError: If the file cannot be written.
         """
-        with atomic_write(path) as file:
-            file.write(self._inner.to_str().encode("utf-8"))
+        write_bytes(path, self._inner.to_str().encode())
 
     @classmethod
     def load(cls, path: StrPath) -> Tokenizer:

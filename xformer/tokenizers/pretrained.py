@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from xformer.config import integers
 from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
-from xformer.io import StrPath, atomic_write, read_json, write_json
+from xformer.io import StrPath, read_json, write_bytes, write_json
 from xformer.text.extras import library_errors, read_bytes, require
 from xformer.text.normalize import check_texts
 from xformer.tokenizers.base import BaseTokenizer, add_affixes, raise_not_text
@@ -397,8 +397,7 @@ class PretrainedTokenizer(BaseTokenizer):
                 raise CheckpointError(f"{self.directory} no longer has the files of its tokenizer")
             files = {name: read_bytes(self.directory / name) for name in names}
         for name, content in files.items():
-            with atomic_write(output / name) as file:
-                file.write(content)
+            write_bytes(output / name, content)
         generation = output / "generation_config.json"
         if self.eos_ids and generation.exists():
             values = read_json(generation, "generation settings")

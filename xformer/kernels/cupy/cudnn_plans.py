@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from xformer.environment import env_flag
 from xformer.errors import CheckpointError, how_to_install
-from xformer.io import atomic_write
+from xformer.io import write_bytes
 from xformer.kernels.cupy import cublas, launch
 from xformer.kernels.cupy.calls import enqueue
 from xformer.kernels.cupy.launch import Failures, Plans, current, device_properties, one_line, workspace
@@ -175,8 +175,7 @@ def _write(spec: Spec, plan: Plan) -> None:
     uids, data = json.dumps(plan.uids).encode(), bytes(plan.graph.serialize())
     with contextlib.suppress(OSError, RuntimeError, CheckpointError):  # without a directory, plans last as the process
         _path(spec).parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(_path(spec)) as file:
-            file.write(b"\n".join([hashlib.sha256(uids + data).hexdigest().encode(), uids, data]))
+        write_bytes(_path(spec), b"\n".join([hashlib.sha256(uids + data).hexdigest().encode(), uids, data]))
 
 
 def _fail(spec: Spec, device: int, error: BaseException) -> None:
