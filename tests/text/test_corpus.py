@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from xformer.errors import DataError
 from xformer.text.corpus import (
-    LineChunks,
     ParallelCorpus,
     ParallelFiles,
     TextPart,
+    digest_of,
     iter_lines,
+    line_chunks,
     one_line,
     read_lines,
     read_parallel,
@@ -227,11 +228,11 @@ TEXT = "eins\n\nzwei\r\ndrei vier\x85\u2028fünf\n" * 5
 def test_chunks_have_the_lines_of_the_file(tmp_path, text, chunk_lines):
     path = tmp_path / "text"
     path.write_bytes(text.encode())
-    lines, chunks = read_lines(path), LineChunks(path, chunk_lines)
+    lines, chunks = read_lines(path), line_chunks(path, chunk_lines)
     assert [each.read() for each in chunks] == [lines[i : i + chunk_lines] for i in range(0, len(lines), chunk_lines)]
     assert [each.first_index for each in chunks] == [*range(0, len(lines), chunk_lines)]
-    assert sum(each.num_lines for each in chunks) == chunks.num_lines == len(lines)
-    assert chunks.num_bytes == path.stat().st_size
+    assert sum(each.num_lines for each in chunks) == len(lines)
+    assert chunks[-1].stop == path.stat().st_size
 
 
 @pytest.mark.parametrize(
@@ -250,15 +251,15 @@ def test_an_invalid_file_has_no_chunks(tmp_path, content, message):
     if content is not None:
         (tmp_path / "text").write_bytes(content)
     with pytest.raises(DataError, match=message):
-        LineChunks(tmp_path / "text", 10)
+        line_chunks(tmp_path / "text", 10)
 
 
 def test_a_chunk_that_changed_is_refused(tmp_path):
     path = tmp_path / "text"
     path.write_text("one\ntwo\nthree\nfour\n")
-    chunks = LineChunks(path, 2)
+    chunks = line_chunks(path, 2)
     path.write_text("one\ntwo\nthree\nFour\n")
     assert chunks[0].read() == ["one", "two"]
     with pytest.raises(DataError, match=r"lines 3 to 4 of .* have changed"):
         chunks[1].read()
-    assert LineChunks(path, 2).digest() != chunks.digest()
+    assert digest_of(line_chunks(path, 2)) != digest_of(chunks)

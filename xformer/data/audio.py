@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,8 +79,16 @@ def as_audio(path: Any, samples: Any, rate: int) -> Audio:
     if not _RATES[0] <= rate <= _RATES[1]:
         raise DataError(f"{path} has {rate} samples per second; expected {_RATES[0]} to {_RATES[1]}")
     if not len(samples) or not np.isfinite(samples).all():
-        raise DataError(f"{path} has {'samples that are not finite' if len(samples) else 'no samples'}")
+        infinite = "samples that are not finite; expected floats from -1 to 1"
+        raise DataError(f"{path} has {infinite if len(samples) else 'no samples'}")
     return Audio(samples, rate)
+
+
+def read_samples(audio: StrPath | Any, sample_rate: int = SAMPLE_RATE) -> Any:
+    """Return the samples of a WAV file, or of an array of a sample rate, as `resample` does for speech models."""
+    if isinstance(audio, str | os.PathLike):
+        audio, sample_rate = read_wav(audio)
+    return as_audio("the audio", resample(np.asarray(audio), sample_rate), SAMPLE_RATE).samples
 
 
 def _as_floats(values: Any, bits: int, *, is_integer: bool) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -90,6 +91,7 @@ class Checkpoint(NamedTuple):
     """A public checkpoint whose parameters have not been read.
 
     Attributes:
+        path: Its path.
         family: Its family.
         model: The model, whose parameters are zeros that take no memory.
         tensors: The tensors of the files.
@@ -98,6 +100,7 @@ class Checkpoint(NamedTuple):
         is_new_head: Whether the model has a classifier in place of the heads of the files.
     """
 
+    path: Path
     family: Family
     model: Any
     tensors: TensorFiles
@@ -142,7 +145,7 @@ def open_checkpoint(path: Path, classes: dict[str, Any] | None = None) -> Checkp
         reader.skip("quantization_config")  # the tensors show it
         reader.finish()
         model = with_fields(family.model(config, seed=None), model_type=reader.model_type)
-        return Checkpoint(stored, model, tensors, config_path, tied, classes is not None)
+        return Checkpoint(path, stored, model, tensors, config_path, tied, classes is not None)
     except CheckpointError as error:  # may quote a huge value
         raise CheckpointError(str(error)) from error
     except ConfigError as error:
@@ -216,7 +219,7 @@ def load_pretrained(
         return for_inference(models.load(file, xp=xp, dtype=dtype, device=device), quantize, pack)
     checkpoint = open_checkpoint(path)
     if classes:
-        _stored_names(path, checkpoint)
+        _stored_names(checkpoint)
         checkpoint = open_checkpoint(path, classes)
     xp, requested, rounds = resolve(xp), dtype, quantize == "int8_inputs"
     if rounds and xp.name != "numpy":
@@ -232,8 +235,8 @@ def load_pretrained(
         if pack or quantize is not None:
             converters = inference_weights_of(checkpoint.model, None if rounds else quantize, packed=pack)
             keep_blocks = rounds or (pack and quantize is None and requested is None)
-    options = {"keep_blocks": keep_blocks, "xp": xp, "dtype": dtype, "device": device, "progress": progress}
-    arrays = _read_parameters(checkpoint, path, converters, **options)
+    place = functools.partial(xp.from_host, dtype=dtype, device=device)
+    arrays = _read_parameters(checkpoint, converters, xp, place, keep_blocks=keep_blocks, progress=progress)
     try:
         model = replace(checkpoint.model, arrays)
     except (ConfigError, ShapeError) as error:
@@ -266,63 +269,64 @@ def for_inference(model: BaseModel, quantize: str | None, pack: bool) -> BaseMod
 
 def _read_parameters(
     checkpoint: Checkpoint,
-    path: Path,
     converters: dict[str, Callable[[Array], Any]],
+    xp: Any,
+    place: Callable[[Any], Array],
     *,
     keep_blocks: bool,
-    xp: Any,
-    dtype: DType,
-    device: Device,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    """Read all tensors, and return the parameters by name; arguments and errors are those of `load_pretrained`.
+    """Read all tensors, and return the parameters by name; errors are those of `load_pretrained`.
 
-    The converters of `inference_weights_of` are applied to the parameters that they name, except, with `keep_blocks`,
-    to those that the file has in quantized blocks. Those of a head that the file lacks are initial ones.
+    Those of a head that the file lacks are initial ones.
+
+    Args:
+        checkpoint: The checkpoint.
+        converters: Those of `inference_weights_of`, for the parameters that they name.
+        xp: Array library.
+        place: Function that turns an array of NumPy into one of the library.
+        keep_blocks: Do not convert parameters that the file has in quantized blocks.
+        progress: As for `load_pretrained`.
     """
-    model, tensors, config_path = checkpoint.model, checkpoint.tensors, checkpoint.config_path
+    model, tensors, path = checkpoint.model, checkpoint.tensors, checkpoint.path
     shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
-    layouts = checkpoint.family.layouts_of(model)
-    stored_names = _stored_names(path, checkpoint)
+    stored_names, layouts = _stored_names(checkpoint), checkpoint.family.layouts_of(model)
     lacking = [each for name, (_, parameters) in layouts.items() if name not in stored_names for each in parameters]
-    init = Initializer()
-    new = {each: _initial(init, each, shapes[each]) for each in lacking}
-    if new:
-        _LOG.warning("%s lacks %s; they are new: train the model before use", path, ", ".join(sorted(new)))
+    if lacking:
+        _LOG.warning("%s lacks %s; they are new: train the model before use", path, ", ".join(sorted(lacking)))
     _check_positions(path, model.config, tensors)
-    arrays: dict[str, Any] = {}
-    num_read, num_values = 0, sum(int(np.prod(shape)) for shape in shapes.values())
+
+    def convert(parameter: str, values: Any) -> Any:
+        if parameter in converters:  # which copy it, so that the file stays as it is
+            return converters[parameter](np.asarray(values, dtype=np.float32))
+        return place(np.array(values, order="C"))
+
+    init = Initializer()
+    arrays = {each: convert(each, _initial(init, each, shapes[each])) for each in lacking}
+    num_read, num_values = 0, sum(math.prod(shapes[name]) for name in shapes.keys() - arrays.keys())
     lock, keep = threading.Lock(), io.takes_bfloat16(xp)
 
     def read(name: str) -> None:
         nonlocal num_read
         layout, parameters = layouts[name]
-        stored, expected = stored_names.get(name, ""), [shapes[parameter] for parameter in parameters]
-        can_keep = stored and keep_blocks and converters.keys() >= {*parameters}
-        blocks = tensors.read_blocks(stored) if can_keep else None
-        if blocks is None:
-            x = tensors.read(stored, keep=keep) if stored else layout.join([new[each] for each in parameters])
-        else:
-            x = blocks
+        stored, expected = stored_names[name], [shapes[parameter] for parameter in parameters]
+        blocks = tensors.read_blocks(stored) if keep_blocks and converters.keys() >= {*parameters} else None
+        x = tensors.read(stored, keep=keep) if blocks is None else blocks
         for parameter, values, shape in zip(parameters, layout.split(x, expected), expected, strict=False):
             weight = values if blocks is None else BlockWeight.of(values, shape)
             if tuple(weight.shape) != shape:
                 received = f"{stored} has shape {tensors.entries[stored].shape}, which gives {parameter} the shape"
-                raise CheckpointError(f"{path}: {received} {tuple(weight.shape)}; {config_path.name} implies {shape}")
-            if blocks is not None:
-                arrays[parameter] = weight
-            elif parameter in converters:  # which copy it, so that the file stays as it is
-                arrays[parameter] = converters[parameter](np.asarray(weight, dtype=dtype))
-            else:
-                arrays[parameter] = xp.from_host(np.array(weight, order="C"), dtype=dtype, device=device)
+                config = checkpoint.config_path.name
+                raise CheckpointError(f"{path}: {received} {tuple(weight.shape)}; {config} implies {shape}")
+            arrays[parameter] = convert(parameter, weight) if blocks is None else weight
         with lock:
-            num_read += sum(int(np.prod(shape)) for shape in expected)
+            num_read += sum(map(math.prod, expected))
             if progress is not None:
                 progress(num_read, num_values)
 
     # Other libraries have settings for each thread, such as the default device.
     with contextlib.nullcontext() if xp.name == "numpy" else run_serially():
-        parallel_map(read, layouts)
+        parallel_map(read, [name for name in layouts if name in stored_names])
     return arrays
 
 
@@ -579,13 +583,8 @@ def _tied_names(family: Family, tensors: TensorFiles) -> frozenset[str]:
     return frozenset(
         name
         for name, other in family.tied.items()
-        if name not in names or other not in names or _equal(tensors, names[name], names[other])
+        if not {name, other} <= names.keys() or np.array_equal(tensors.read(names[name]), tensors.read(names[other]))
     )
-
-
-def _equal(tensors: TensorFiles, first: str, second: str) -> bool:
-    a, b = tensors.read(first), tensors.read(second)
-    return a.shape == b.shape and bool(np.array_equal(a, b))
 
 
 def _check_positions(path: Path, config: Any, tensors: TensorFiles) -> None:
@@ -602,7 +601,7 @@ def _check_positions(path: Path, config: Any, tensors: TensorFiles) -> None:
             raise CheckpointError(f"{path}: {name} has values other than sinusoidal positions, which xformer computes")
 
 
-def _stored_names(path: Path, checkpoint: Checkpoint) -> dict[str, str]:
+def _stored_names(checkpoint: Checkpoint) -> dict[str, str]:
     """Return {name in the family's table: name in the files}; tensors of `tied` need not be used.
 
     With a new classifier, only those that the model uses; its own may be missing, or belong to other classes.
@@ -610,7 +609,7 @@ def _stored_names(path: Path, checkpoint: Checkpoint) -> dict[str, str]:
     Raises:
         CheckpointError: If a tensor is missing, or the model does not use a tensor of the files.
     """
-    family, model, tensors, tied = checkpoint.family, checkpoint.model, checkpoint.tensors, checkpoint.tied
+    path, family, model, tensors, _, tied, is_new_head = checkpoint
     expected = family.layouts_of(model)
     known = {*expected, *family.tied}
     names = {family.canonical_name(tensor, known): tensor for tensor in tensors}
@@ -620,7 +619,7 @@ def _stored_names(path: Path, checkpoint: Checkpoint) -> dict[str, str]:
     for name, other in family.tied.items():  # some files have the shared tensor only under the name of its copy
         if name in names and other in expected:
             names.setdefault(other, names[name])
-    if checkpoint.is_new_head:
+    if is_new_head:
         count = model.config.num_labels
         return {
             name: names[name]

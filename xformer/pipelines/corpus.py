@@ -7,15 +7,13 @@ but the chunk, so a task that runs twice, or in a process that should have ended
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
-import queue
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +24,7 @@ import numpy as np
 from xformer.config import check_count, dotted
 from xformer.errors import ConfigError, CorpusError, XformerError, is_out_of_memory
 from xformer.io import StrPath, atomic_write, file_errors, lock_directory, read_json, read_log, write_bytes, write_json
-from xformer.text.corpus import LineChunk, LineChunks
+from xformer.text.corpus import LineChunk, digest_of, line_chunks
 
 _FORMAT = 1  # of manifest.json
 _MANIFEST, _LOG = "manifest.json", "log.jsonl"
@@ -165,17 +163,27 @@ def process_corpus(
         DataError: If the source is empty or not valid UTF-8.
         ConfigError: If the directory has a run with other settings, or other files.
         CheckpointError: If the directory is in use or cannot be written.
-        CorpusError: If the function fails without lines, files cannot be read or written, or ten chunks in a row fail.
+        CorpusError: If the function fails without lines, a worker cannot read or write its files, or ten chunks in a
+            row fail.
     """
     check_count("chunk_lines", chunk_lines)
     check_count("max_pending", max_pending)
     directory = Path(directory)
-    chunks = LineChunks(source, chunk_lines)
+    chunks = line_chunks(source, chunk_lines)
+    num_lines = sum(chunk.num_lines for chunk in chunks)
     with file_errors(f"cannot create {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
     failures: dict[Path, str] = {}
     with lock_directory(directory, "processing a corpus"):
-        _check_manifest(directory, chunks, settings)
+        _check_manifest(
+            directory,
+            {
+                "format": _FORMAT,
+                "settings": json.loads(json.dumps(settings)),
+                "chunk_lines": chunk_lines,
+                "source": {"bytes": chunks[-1].stop, "lines": num_lines, "digest": digest_of(chunks)},
+            },
+        )
         events = _read_events(directory)
 
         def is_missing(number: int) -> bool:
@@ -185,8 +193,8 @@ def process_corpus(
         missing = [number for number in range(len(chunks)) if is_missing(number)]
         # Those that failed before come last, so that they do not stop the run again.
         missing.sort(key=lambda number: _part(directory, number, ".error").exists())
-        num_resumed = chunks.num_lines - sum(chunks[number].num_lines for number in missing)
-        progress = CorpusProgress(chunks.num_lines, num_resumed, num_resumed)
+        num_resumed = num_lines - sum(chunks[number].num_lines for number in missing)
+        progress = CorpusProgress(num_lines, num_resumed, num_resumed)
         on_progress(progress)
 
         def submit(number: int | None = None) -> Future[_Outcome]:
@@ -201,7 +209,7 @@ def process_corpus(
             raise CorpusError(_first_line(message))
         for number, outcome in _run_all(submit, missing, max_pending):
             error_path = _part(directory, number, ".error")
-            try:
+            with file_errors(f"cannot write to {directory}"):
                 if outcome.error:
                     failures[error_path] = outcome.error
                     write_bytes(error_path, f"{outcome.error}\n".encode())
@@ -209,9 +217,6 @@ def process_corpus(
                     error_path.unlink(missing_ok=True)
                     with (directory / _LOG).open("a", encoding="utf-8") as lines:
                         lines.write(json.dumps({"chunk": number, **(outcome.event or {})}) + "\n")
-            except OSError as error:
-                message = str(error) if isinstance(error, XformerError) else f"cannot write to {directory}: {error}"
-                raise CorpusError(message) from error
             num_done = progress.num_done + (0 if outcome.error else chunks[number].num_lines)
             progress = progress._replace(num_done=num_done, num_failed=len(failures))
             on_progress(progress)
@@ -243,25 +248,19 @@ def _run_all(
     submit: Callable[[int], Future[_Outcome]], numbers: list[int], max_pending: int
 ) -> Iterator[tuple[int, _Outcome]]:
     """Yield the number and the outcome of each chunk when it is complete, or has failed three times."""
-    remaining = iter(numbers)
-    pending: dict[Future[_Outcome], tuple[int, int]] = {}  # number and tries
-    done: queue.SimpleQueue[Future[_Outcome]] = queue.SimpleQueue()
+    remaining, num_tries = deque(numbers), Counter[int]()
+    pending: dict[Future[_Outcome], int] = {}
     num_failed = 0  # in a row
-
-    def start(number: int, tries: int) -> None:
-        future = submit(number)
-        pending[future] = number, tries
-        future.add_done_callback(done.put)
-
     try:
-        for number in itertools.islice(remaining, max_pending):
-            start(number, 1)
-        while pending:
-            future = done.get()
-            number, tries = pending.pop(future)
-            outcome = _outcome_of(future)
-            if outcome.error and tries < _NUM_TRIES:
-                start(number, tries + 1)
+        while remaining or pending:
+            while remaining and len(pending) < max_pending:
+                number = remaining.popleft()
+                pending[submit(number)] = number
+            future = next(iter(wait(pending, return_when=FIRST_COMPLETED).done))
+            number, outcome = pending.pop(future), _outcome_of(future)
+            num_tries[number] += 1
+            if outcome.error and num_tries[number] < _NUM_TRIES:
+                remaining.appendleft(number)
                 continue
             if outcome.is_fatal:
                 raise CorpusError(_first_line(outcome.error))
@@ -269,8 +268,6 @@ def _run_all(
             yield number, outcome
             if num_failed == _MAX_FAILURES:
                 raise CorpusError(f"{num_failed} chunks in a row failed, the last with: {_first_line(outcome.error)}")
-            for number in itertools.islice(remaining, 1):
-                start(number, 1)
     finally:
         for future in pending:
             future.cancel()
@@ -327,15 +324,9 @@ def _read_events(directory: Path) -> dict[int, dict[str, Any]]:
     return {event["chunk"]: event for event in read_log(directory / _LOG)}
 
 
-def _check_manifest(directory: Path, chunks: LineChunks, settings: Mapping[str, Any]) -> None:
+def _check_manifest(directory: Path, manifest: dict[str, Any]) -> None:
     """Write the manifest of a new run, or check that the run in the directory is the same."""
     path = directory / _MANIFEST
-    manifest = {
-        "format": _FORMAT,
-        "settings": json.loads(json.dumps(settings)),
-        "chunk_lines": chunks.chunk_lines,
-        "source": {"bytes": chunks.num_bytes, "lines": chunks.num_lines, "digest": chunks.digest()},
-    }
     if not path.exists():
         if any(not path.name.startswith(".") for path in directory.iterdir()):
             raise ConfigError(f"{directory} is not empty and has no manifest.json; choose a new directory")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import os
 import re
 import zlib
 from collections.abc import Callable, Sequence
@@ -17,8 +16,8 @@ import numpy as np
 
 from xformer.backends import to_host
 from xformer.config import check_count
-from xformer.data.audio import HOP_LENGTH, SAMPLE_RATE, log_mel_spectrogram, read_wav, resample, split_at_pauses
-from xformer.errors import CheckpointError, ConfigError, DataError, check_choice, nearest_hint
+from xformer.data.audio import HOP_LENGTH, SAMPLE_RATE, log_mel_spectrogram, read_samples, split_at_pauses
+from xformer.errors import CheckpointError, ConfigError, check_choice, nearest_hint
 from xformer.generation import GenerationConfig, Hypothesis, generate
 from xformer.generation.pretrained import GENERATION_FILE, read_generation
 from xformer.generation.processors import token_alternatives
@@ -170,13 +169,11 @@ class Transcriber(Pipeline):
         """
         check_count("batch_size", batch_size)
         config = GenerationConfig.resolve(self.defaults if config is None else config, overrides)
-        if temperature is None:
-            configs = [config]
-        else:
-            temperatures = temperature if isinstance(temperature, list | tuple) else [temperature]
-            if not temperatures:
-                raise ConfigError(f"temperature is {temperature!r}; expected at least one number")
-            configs = [GenerationConfig.resolve(config, {"temperature": each}) for each in temperatures]
+        temperatures = temperature if isinstance(temperature, list | tuple) else [temperature]
+        if not temperatures:
+            raise ConfigError(f"temperature is {temperature!r}; expected at least one number")
+        changes = [{} if each is None else {"temperature": each} for each in temperatures]
+        configs = [GenerationConfig.resolve(config, each) for each in changes]
         thresholds = compression_ratio_threshold, logprob_threshold, no_speech_threshold
         for name, value in zip(_Settings._fields[-3:], thresholds, strict=True):
             if value is not None and (not _is_number(value) or math.isnan(value)):
@@ -185,7 +182,7 @@ class Transcriber(Pipeline):
         self._check_task(language, task)
         if timestamps not in (None, *TIMESTAMPS):
             raise ConfigError(f"timestamps is {timestamps!r}; expected 'segments', 'words' or None")
-        signals = [_read(each, sample_rate) for each in sources]
+        signals = [read_samples(each, sample_rate) for each in sources]
         languages = [language or self._detected(signal) for signal in signals]
         has_spaces = [code not in WITHOUT_SPACES or task == "translate" for code in languages]
         run = functools.partial(self._decode, settings=_Settings(configs, timestamps, seed, *thresholds))
@@ -226,7 +223,7 @@ class Transcriber(Pipeline):
 
     def detect_language(self, audio: AudioSource, *, sample_rate: int = SAMPLE_RATE) -> str:
         """Return the code of the language that is spoken in the first 30 seconds; arguments are those of a call."""
-        return self._detected(_read(audio, sample_rate))
+        return self._detected(read_samples(audio, sample_rate))
 
     def _detected(self, signal: Any) -> str:
         """Return the language that most probably follows the start token."""
@@ -430,25 +427,9 @@ def _check_heads(heads: Any, config: SpeechTransformerConfig) -> list[tuple[int,
     layers, count = config.num_decoder_layers, config.num_heads
     if heads is None:
         return [(layer, head) for layer in range(layers // 2, layers) for head in range(count)]
-    pairs = [tuple(pair) for pair in heads] if isinstance(heads, list | tuple) else []
-    if not pairs or not all(
-        len(pair) == 2 and all(type(each) is int for each in pair) and 0 <= pair[0] < layers and 0 <= pair[1] < count
-        for pair in pairs
-    ):
-        raise ConfigError(
-            f"alignment_heads is {heads!r:.100}; expected pairs of a layer, 0 to {layers - 1}, and a head, "
-            f"0 to {count - 1}"
-        )
-    return pairs
-
-
-def _read(audio: AudioSource, sample_rate: int) -> Any:
-    """Return samples (samples,) at the rate of the model."""
-    if isinstance(audio, str | os.PathLike):
-        audio, sample_rate = read_wav(audio)
-    samples = resample(np.asarray(audio), sample_rate)
-    if not len(samples):
-        raise DataError("the audio has no samples")
-    if not np.isfinite(samples).all():
-        raise DataError("the audio has samples that are not finite; expected floats from -1 to 1")
-    return samples
+    known = [[layer, head] for layer in range(layers) for head in range(count)]
+    pairs = [list(pair) for pair in heads] if isinstance(heads, list | tuple) else []
+    if not pairs or not all(pair in known for pair in pairs):
+        expected = f"pairs of a layer, 0 to {layers - 1}, and a head, 0 to {count - 1}"
+        raise ConfigError(f"alignment_heads is {heads!r:.100}; expected {expected}")
+    return [(int(layer), int(head)) for layer, head in pairs]

@@ -13,7 +13,6 @@ import hashlib
 import io
 import itertools
 import os
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -378,55 +377,36 @@ class LineChunk(NamedTuple):
         return list(iter_lines(io.BytesIO(data), self.path, max_characters=len(data), first_number=number))
 
 
-class LineChunks:
-    """The chunks of a file of UTF-8 text, found in one pass over it with the memory of a chunk.
+def line_chunks(path: PathName, chunk_lines: int) -> list[LineChunk]:
+    """Return the chunks of a file of UTF-8 text, found in one pass over it with the memory of the text of a chunk.
 
     Args:
         path: The file.
         chunk_lines: Lines of each chunk; the last one may have fewer.
 
-    Attributes:
-        num_lines: Number of lines.
-
     Raises:
         DataError: For a missing, unreadable or empty file, and (with the line number) for invalid UTF-8.
     """
-
-    def __init__(self, path: PathName, chunk_lines: int) -> None:
-        self.path, self.chunk_lines = Path(os.path.abspath(path)), chunk_lines
-        self.num_lines = 0
-        self._stops, self._digests = array("q", [0]), bytearray()  # of 24 bytes for each chunk
-        with open_text(path) as file:
-            while lines := list(itertools.islice(file, chunk_lines)):
-                data = b"".join(lines)
-                try:
-                    data.decode()
-                except UnicodeDecodeError:  # find the number of the line
-                    list(iter_lines(io.BytesIO(data), path, max_characters=len(data), first_number=self.num_lines + 1))
-                self.num_lines += len(lines)
-                self._stops.append(self.num_bytes + len(data))
-                self._digests += _digest(data).digest()
-        if self.num_bytes <= len(codecs.BOM_UTF8) and self.path.read_bytes() in (b"", codecs.BOM_UTF8):
-            raise is_empty(path)
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the file."""
-        return self._stops[-1]
-
-    def __len__(self) -> int:
-        return len(self._stops) - 1
-
-    def __getitem__(self, number: int) -> LineChunk:
-        first_index = number * self.chunk_lines
-        num_lines = min(self.chunk_lines, self.num_lines - first_index)
-        digest = bytes(self._digests[number * _DIGEST_BYTES : (number + 1) * _DIGEST_BYTES])
-        return LineChunk(self.path, first_index, num_lines, self._stops[number], self._stops[number + 1], digest)
-
-    def digest(self) -> str:
-        """Return a digest of the content of the file, and of the number of lines of a chunk."""
-        return _digest(self._digests).hexdigest()
+    chunks, first_index, start, absolute = list[LineChunk](), 0, 0, Path(os.path.abspath(path))
+    with open_text(path) as file:
+        while lines := list(itertools.islice(file, chunk_lines)):
+            data = b"".join(lines)
+            try:
+                data.decode()
+            except UnicodeDecodeError:  # find the number of the line
+                list(iter_lines(io.BytesIO(data), path, max_characters=len(data), first_number=first_index + 1))
+            stop = start + len(data)
+            chunks.append(LineChunk(absolute, first_index, len(lines), start, stop, _digest(data).digest()))
+            first_index, start = first_index + len(lines), stop
+    if not chunks or (start == len(codecs.BOM_UTF8) and data == codecs.BOM_UTF8):
+        raise is_empty(path)
+    return chunks
 
 
-def _digest(data: bytes | bytearray) -> Any:
+def digest_of(chunks: Sequence[LineChunk]) -> str:
+    """Return a digest of the content of a file, and of the number of lines of a chunk."""
+    return str(_digest(b"".join(chunk.digest for chunk in chunks)).hexdigest())
+
+
+def _digest(data: bytes) -> Any:
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES)
