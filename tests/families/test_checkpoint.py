@@ -137,7 +137,7 @@ def test_mxfp4_tensors_are_dequantized(tmp_path):
         for block, scale in zip(blocks.reshape(-1, 16), scales.reshape(-1), strict=True)
     ]
     expected = np.reshape(expected, (matrices, out_features, 32 * num_blocks)).swapaxes(1, 2)
-    actual = tensors.read(name)
+    actual = tensors[name].read()
     assert actual.dtype == np.float32
     np.testing.assert_array_equal(actual, expected)
     all_scales = [_FP4_PAIRS * power for power in _POWERS[:253]]  # larger ones overflow

@@ -137,7 +137,7 @@ def _inspect_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, dict
         "model_type": f"{values['model_type']}{' (GGUF)' if is_gguf else ''}",
         "architectures": values.get("architectures") or [],
         "model": type(checkpoint.model).__name__,
-        **_describe_tensors(files.entries),
+        **_describe_tensors(files),
         "config": config.to_dict(),
         "dropout": {key: value for key, value in values.items() if "drop" in key and value},
     }

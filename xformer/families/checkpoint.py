@@ -311,11 +311,11 @@ def _read_parameters(
         layout, parameters = layouts[name]
         stored, expected = stored_names[name], [shapes[parameter] for parameter in parameters]
         blocks = tensors.read_blocks(stored) if keep_blocks and converters.keys() >= {*parameters} else None
-        x = tensors.read(stored, keep=keep) if blocks is None else blocks
+        x = tensors[stored].read(keep=keep) if blocks is None else blocks
         for parameter, values, shape in zip(parameters, layout.split(x, expected), expected, strict=False):
             weight = values if blocks is None else BlockWeight.of(values, shape)
             if tuple(weight.shape) != shape:
-                received = f"{stored} has shape {tensors.entries[stored].shape}, which gives {parameter} the shape"
+                received = f"{stored} has shape {tensors[stored].shape}, which gives {parameter} the shape"
                 config = checkpoint.config_path.name
                 raise CheckpointError(f"{path}: {received} {tuple(weight.shape)}; {config} implies {shape}")
             arrays[parameter] = convert(parameter, weight) if blocks is None else weight
@@ -579,11 +579,11 @@ def _check_supported(values: dict[str, Any], path: Path) -> None:
 def _tied_names(family: Family, tensors: TensorFiles) -> frozenset[str]:
     """Return the tied tensors that are absent or equal the other one; config.json may say otherwise."""
     known = {*family.tied, *family.tied.values()}
-    names = {family.canonical_name(tensor, known): tensor for tensor in tensors}
+    found = {family.canonical_name(name, known): entry for name, entry in tensors.items()}
     return frozenset(
         name
         for name, other in family.tied.items()
-        if not {name, other} <= names.keys() or np.array_equal(tensors.read(names[name]), tensors.read(names[other]))
+        if not {name, other} <= found.keys() or np.array_equal(found[name].read(), found[other].read())
     )
 
 
@@ -595,7 +595,7 @@ def _check_positions(path: Path, config: Any, tensors: TensorFiles) -> None:
     if getattr(config, "positions", None) != "sinusoidal" or config.sinusoidal_layout != "halves":
         return
     for name in (name for name in tensors if name.endswith("embed_positions.weight")):
-        table = np.atleast_2d(np.asarray(tensors.read(name), dtype=np.float64))
+        table = np.atleast_2d(np.asarray(tensors[name].read(), dtype=np.float64))
         expected: Any = sinusoidal(len(table), config.d_model, layout="halves", xp=np, dtype="float64")
         if table.shape != expected.shape or np.max(np.abs(table - expected)) > _POSITION_TOLERANCE:
             raise CheckpointError(f"{path}: {name} has values other than sinusoidal positions, which xformer computes")
@@ -624,7 +624,7 @@ def _stored_names(checkpoint: Checkpoint) -> dict[str, str]:
         return {
             name: names[name]
             for name, (_, parameters) in expected.items()
-            if name in names and ("classifier" not in parameters[0] or tensors.entries[names[name]].shape[0] == count)
+            if name in names and ("classifier" not in parameters[0] or tensors[names[name]].shape[0] == count)
         }
     if missing := sorted(set(expected) - names.keys()):
         received = f"{path} lacks the tensor {missing[0]} ({len(missing)} of {len(expected)} are missing)"

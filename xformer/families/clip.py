@@ -146,7 +146,7 @@ Table(
         **_SHARED,
         **linear("text_model.head", "text.pooler.linear"),
         f"{_HEAD}probe": single_row(f"{_POOLER}query"),
-        f"{_HEAD}attention.in_proj_weight": fused(*(f"{name}.weight" for name in _PROJECTIONS), transpose=True),
+        f"{_HEAD}attention.in_proj_weight": fused(*(f"{name}.weight" for name in _PROJECTIONS)),
         f"{_HEAD}attention.in_proj_bias": fused(*(f"{name}.bias" for name in _PROJECTIONS)),
         **linear(f"{_HEAD}attention.out_proj", f"{_POOLER}attention.output"),
         **affine(f"{_HEAD}layernorm", f"{_POOLER}residual.norm"),

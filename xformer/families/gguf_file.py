@@ -104,7 +104,7 @@ class Architecture:
         for tensor, names in self.fused.items():
             for kind in ("weight", "bias"):
                 parts = [table.pop(f"{_LAYER}.{name}.{kind}") for name in names.split()]
-                table[f"{_LAYER}.{tensor}.{kind}"] = fused(*(each.parameters[0] for each in parts), transpose=True)
+                table[f"{_LAYER}.{tensor}.{kind}"] = fused(*(each.parameters[0] for each in parts))
         return table
 
 
@@ -258,16 +258,17 @@ class GGUFFile(TensorFiles):
         if "token_embd.weight" not in stored:
             raise CheckpointError(f"{path} lacks the tensor token_embd.weight; expected a language model")
         model_type = "mixtral" if name == "llama" and self.metadata.get("llama.expert_count") else name
-        self.architecture, self.entries = ARCHITECTURES[model_type], _by_expert(stored)
+        self.architecture = ARCHITECTURES[model_type]
+        self.update(_by_expert(stored))
         self.config = {
             "vocab_size": stored["token_embd.weight"].shape[0],
             "tie_word_embeddings": "output.weight" not in stored,  # llama.cpp then uses the embedding
-            **translate_metadata(self.metadata, self.architecture, self.entries, path),
+            **translate_metadata(self.metadata, self.architecture, self, path),
         }
 
     def read_blocks(self, name: str) -> Any:
         """Return a matrix as an array of quantized blocks (rows, blocks of a row) in the file, or None; see `read`."""
-        entry: Any = self.entries[name]
+        entry: Any = self[name]
         num_values, _ = entry.block
         if num_values == 1 or entry.code == "Q2_K" or len(entry.shape) != 2 or entry.shape[1] % num_values:
             return None
@@ -465,9 +466,13 @@ class _Cursor:
         self.content, self.position = content, 0
 
     def number(self, code: str) -> Any:
-        (value,) = struct.unpack_from(f"<{code}", self.content, self.position)
-        self.position += struct.calcsize(f"<{code}")
-        return value
+        return self.numbers(code, 1)[0]
+
+    def numbers(self, code: str, length: int) -> list[Any]:
+        form = f"<{length}{code}"
+        values = struct.unpack_from(form, self.content, self.position)
+        self.position += struct.calcsize(form)
+        return list(values)
 
     def string(self) -> str:
         return self.strings(1)[0]
@@ -486,19 +491,13 @@ class _Cursor:
         return texts
 
     def value(self, type_id: int) -> Any:
-        if type_id == _STRING:
-            return self.string()
-        if type_id == _ARRAY:
-            element_type, length = self.number("I"), self.number("Q")
-            if element_type == _STRING:
-                return self.strings(length)
-            if element_type not in _CODES or length > len(self.content):
-                raise struct.error(f"an array has {length} elements of the type {element_type}")
-            values = struct.unpack_from(f"<{length}{_CODES[element_type]}", self.content, self.position)
-            self.position += struct.calcsize(f"<{length}{_CODES[element_type]}")
-            return list(values)
-        if type_id not in _CODES:
-            raise struct.error(f"a value has the unknown type {type_id}")
-        value = self.number(_CODES[type_id])
+        is_array, length = type_id == _ARRAY, 1
+        if is_array:
+            type_id, length = self.number("I"), self.number("Q")
+        if not (type_id == _STRING or type_id in _CODES) or length > len(self.content):
+            raise struct.error(f"a value has {length} elements of the type {type_id}")
+        values = self.strings(length) if type_id == _STRING else self.numbers(_CODES[type_id], length)
+        if is_array:
+            return values
         # 1e-5 is stored as the nearest float32; the shortest decimal that rounds to it is 1e-5 again.
-        return float(str(np.float32(value))) if type_id == _FLOAT32 else value
+        return float(str(np.float32(values[0]))) if type_id == _FLOAT32 else values[0]

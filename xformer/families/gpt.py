@@ -10,16 +10,7 @@ from typing import Any
 
 from xformer.families.decoder import Decoder
 from xformer.families.family import Column, ConfigReader, Key, Tensors
-from xformer.families.layouts import (
-    affine,
-    attention,
-    feed_forward,
-    fused_attention,
-    fused_linear,
-    linear,
-    same,
-    skip_rows,
-)
+from xformer.families.layouts import affine, attention, feed_forward, fused_linear, linear, same, skip_rows
 from xformer.families.values import SIZES, activation, named, rope, sizes, write_rope
 from xformer.models import LanguageModelConfig
 
@@ -81,11 +72,12 @@ Decoder(
 ).register()
 
 
-def _layers(layer: str, attention: str, num_groups: int) -> Tensors:
+def _layers(layer: str, name: str, num_groups: int) -> Tensors:
     """Return the layouts of the layers of BLOOM, GPT-NeoX and Falcon, without those of the norms."""
+    attention = _OURS + "self_attention"
     return {
-        **fused_attention(f"{layer}{attention}.query_key_value", _OURS + "self_attention", num_groups),
-        **linear(f"{layer}{attention}.dense", _OURS + "self_attention.output"),
+        **fused_linear(layer + name + ".query_key_value", attention, "query key value", num_heads=num_groups),
+        **linear(layer + name + ".dense", attention + ".output"),
         **feed_forward(layer + "mlp", _OURS + "feed_forward", _NAMES),
     }
 

@@ -105,50 +105,18 @@ def affine(tensor: str, parameter: str) -> dict[str, Layout]:
     return {f"{tensor}.{name}": same(f"{parameter}.{name}") for name in ("weight", "bias")}
 
 
-def fused(*parameters: str, transpose: bool = False) -> Layout:
+def fused(*parameters: str, num_heads: int = 1, transpose: bool = True) -> Layout:
     """Return the layout of several parameters that one tensor concatenates by their output features.
 
     Args:
-        *parameters: Names in the order of the tensor.
+        *parameters: Names in the order of the tensor; matrices or biases.
+        num_heads: The tensor has the features of the first head of all parameters, then those of the second, and so on.
+            The number is that of keys and values if several queries share them.
         transpose: The tensor is a torch Linear's, (all output features, in_features).
     """
 
     def split(x: Any, shapes: Sequence[tuple[int, ...]]) -> Sequence[Any]:
-        x = x.T if transpose else x
-        ends = np.cumsum([shape[-1] for shape in shapes])
-        return np.split(x, ends[:-1], axis=-1) if ends[-1] == x.shape[-1] else [x]
-
-    def join(values: Sequence[Any]) -> Any:
-        x = np.concatenate(values, axis=-1)
-        return x.T if transpose else x
-
-    return Layout(parameters, split, join)
-
-
-def fused_linear(tensor: str, parameter: str, parts: str, *, transpose: bool = True) -> dict[str, Layout]:
-    """Return the layouts of weight and bias of a Linear that has several linear maps of a layer.
-
-    Args:
-        tensor: Name of the Linear.
-        parameter: Name of the layer in the model.
-        parts: Names of its linear maps in the order of the tensor.
-        transpose: As for `fused`.
-    """
-    return {
-        f"{tensor}.{kind}": fused(*(f"{parameter}.{part}.{kind}" for part in parts.split()), transpose=transpose)
-        for kind in ("weight", "bias")
-    }
-
-
-def fused_by_head(num_heads: int, *parameters: str) -> Layout:
-    """Return the layout of parameters that a torch Linear interleaves by head: (heads, features of all parameters).
-
-    Args:
-        num_heads: Number of heads, the same for all parameters; of keys and values if several queries share them.
-        *parameters: Names in the order of the tensor; matrices or biases.
-    """
-
-    def split(x: Any, shapes: Sequence[tuple[int, ...]]) -> Sequence[Any]:
+        x = x if transpose else x.T
         ends = np.cumsum([shape[-1] // num_heads for shape in shapes])
         if x.shape[0] != num_heads * ends[-1]:
             return [x.T]
@@ -157,9 +125,26 @@ def fused_by_head(num_heads: int, *parameters: str) -> Layout:
 
     def join(values: Sequence[Any]) -> Any:
         parts = [value.T.reshape(num_heads, -1, *value.T.shape[1:]) for value in values]
-        return np.concatenate(parts, axis=1).reshape(-1, *values[0].T.shape[1:])
+        x = np.concatenate(parts, axis=1).reshape(-1, *values[0].T.shape[1:])
+        return x if transpose else x.T
 
     return Layout(parameters, split, join)
+
+
+def fused_linear(
+    tensor: str, parameter: str, parts: str, *, num_heads: int = 1, transpose: bool = True
+) -> dict[str, Layout]:
+    """Return the layouts of weight and bias of a Linear that has several linear maps of a layer.
+
+    Args:
+        tensor: Name of the Linear.
+        parameter: Name of the layer in the model.
+        parts: Names of its linear maps in the order of the tensor.
+        num_heads: As for `fused`.
+        transpose: As for `fused`.
+    """
+    names = {kind: [f"{parameter}.{part}.{kind}" for part in parts.split()] for kind in ("weight", "bias")}
+    return {f"{tensor}.{kind}": fused(*each, num_heads=num_heads, transpose=transpose) for kind, each in names.items()}
 
 
 def stacked_experts(num_experts: int, *parameters: str) -> Layout:
@@ -181,20 +166,6 @@ def stacked_experts(num_experts: int, *parameters: str) -> Layout:
         return np.stack(experts).reshape(num_experts, *values[0].shape[:-1], -1)
 
     return Layout(names, split, join)
-
-
-def fused_attention(tensor: str, parameter: str, num_heads: int) -> dict[str, Layout]:
-    """Return the layouts of a torch Linear of queries, keys and values in one, interleaved by head.
-
-    Args:
-        tensor: Name of the Linear.
-        parameter: Name of the attention layer in the model.
-        num_heads: Number of heads of keys and values.
-    """
-    return {
-        f"{tensor}.{name}": fused_by_head(num_heads, *(f"{parameter}.{part}.{name}" for part in _QUERY_KEY_VALUE))
-        for name in ("weight", "bias")
-    }
 
 
 def plus_one(parameter: str) -> Layout:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,8 +79,8 @@ class MXFP4Entry(TensorEntry):
         return values.reshape(matrices, out_features, in_features).swapaxes(1, 2)
 
 
-class TensorFiles:
-    """The tensors of a directory, read one at a time; files are mapped into memory, never read as a whole.
+class TensorFiles(dict[str, TensorEntry]):
+    """The tensors of a directory by name, read one at a time; files are mapped into memory, never read as a whole.
 
     Args:
         directory: Directory with model.safetensors, or else model.safetensors.index.json and the files that it names.
@@ -91,10 +90,10 @@ class TensorFiles:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.entries: dict[str, TensorEntry] = {}
+        super().__init__()
         single, index = directory / "model.safetensors", directory / _INDEX
         if single.exists():
-            self.entries = read_header(single)
+            self |= read_header(single)
             if index.exists() and any(directory.glob(_SHARDS)):
                 warnings.warn(
                     f"{directory} has {single.name} and shards with {index.name}; {single.name} is read, as by "
@@ -108,22 +107,15 @@ class TensorFiles:
             for name in sorted(set(weight_map.values())):
                 if Path(name).name != name:
                     raise CheckpointError(f"{index} names the file {name!r}; expected a file of the same directory")
-                self.entries |= read_header(directory / name)
-            if missing := weight_map.keys() - self.entries.keys():
+                self |= read_header(directory / name)
+            if missing := weight_map.keys() - self.keys():
                 raise CheckpointError(f"{index} lists {min(missing)}, which is in none of its files")
         else:
             raise CheckpointError(_describe_missing(directory))
-        for name in [name.removesuffix("_blocks") for name in self.entries if name.endswith("_blocks")]:
-            if f"{name}_scales" in self.entries:
-                parts = self.entries.pop(f"{name}_blocks"), self.entries.pop(f"{name}_scales")
-                self.entries[name] = MXFP4Entry.of(name, *parts)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def read(self, name: str, *, keep: bool = False) -> Any:
-        """Return a tensor as a NumPy array; MXFP4 is converted to float32, and bfloat16 unless it is to be kept."""
-        return self.entries[name].read(keep=keep)
+        for name in [name.removesuffix("_blocks") for name in self if name.endswith("_blocks")]:
+            if f"{name}_scales" in self:
+                parts = self.pop(f"{name}_blocks"), self.pop(f"{name}_scales")
+                self[name] = MXFP4Entry.of(name, *parts)
 
     def read_blocks(self, name: str) -> Any:
         """Return None, as safetensors files have no quantized blocks."""
@@ -131,7 +123,7 @@ class TensorFiles:
 
     def dtype(self) -> str:
         """Return the name of the most frequent floating dtype."""
-        codes = [entry.code for entry in self.entries.values() if entry.code in DTYPE_NAMES]
+        codes = [entry.code for entry in self.values() if entry.code in DTYPE_NAMES]
         return DTYPE_NAMES[max(set(codes), key=codes.count)] if codes else "float32"
 
 

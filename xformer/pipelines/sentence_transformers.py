@@ -177,7 +177,7 @@ def _read_dense(directory: Path, model: Any) -> Dense:
     tensors, like = TensorFiles(directory), model._parameter
     if not {*tensors} <= {"linear.weight", "linear.bias"} or "linear.weight" not in tensors:
         raise CheckpointError(f"{directory} has the tensors {', '.join(tensors)}; expected linear.weight, linear.bias")
-    host = {key.removeprefix("linear."): np.ascontiguousarray(tensors.read(key).T) for key in tensors}
+    host = {key.removeprefix("linear."): np.ascontiguousarray(tensors[key].read().T) for key in tensors}
     xp, options = array_namespace(like), {"dtype": like.dtype, "device": device(like)}
     arrays = {key: xp.from_host(x, **options) for key, x in host.items()}
     linear = Linear(*arrays["weight"].shape, bias="bias" in arrays, init=0)

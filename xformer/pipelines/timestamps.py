@@ -156,7 +156,8 @@ def _warp(costs: Any) -> Any:
 
 def timed_words(
     parts: Iterable[TokenSegment],
-    starts: Sequence[int],
+    weights: Any,
+    first: int,
     probabilities: Sequence[float],
     decode: Callable[[list[int]], str],
     *,
@@ -166,11 +167,13 @@ def timed_words(
 
     Args:
         parts: The segments.
-        starts: Position at which each token of all segments begins, and that at which the last one ends.
-        probabilities: Probability of each token.
+        weights: Attention weights of an output with eos, as for `align`.
+        first: Its first token that belongs to a segment.
+        probabilities: Probability of each token of the segments.
         decode: As for `split_words`.
         has_spaces: As for `split_words`.
     """
+    starts = align(weights, first, -1).tolist()  # of the tokens, and of eos
     words, ends, position = [], [], 0
     for part in parts:
         for text, count in split_words(part.tokens, decode, has_spaces=has_spaces):

@@ -24,14 +24,7 @@ from xformer.generation.processors import token_alternatives
 from xformer.io import StrPath, read_json
 from xformer.models import SpeechTransformer, SpeechTransformerConfig
 from xformer.pipelines.base import Pipeline, check_vocabulary
-from xformer.pipelines.timestamps import (
-    WITHOUT_SPACES,
-    TimestampRules,
-    TokenSegment,
-    align,
-    split_segments,
-    timed_words,
-)
+from xformer.pipelines.timestamps import WITHOUT_SPACES, TimestampRules, TokenSegment, split_segments, timed_words
 from xformer.pipelines.transcript import Segment, Transcription, Word
 from xformer.random import Rng
 from xformer.tokenizers import PretrainedTokenizer, load_tokenizer
@@ -316,10 +309,10 @@ class Transcriber(Pipeline):
             logits = self.model.decode([[config.bos_id, *window.prefix, *tokens, config.eos_id]], memory)
         cross = zip(names, self.alignment_heads, strict=True)
         weights = [to_host(recorded[name][0, head, :, :num_positions]) for name, (_, head) in cross]
-        starts = align(np.stack(weights), start, -1).tolist()  # of the tokens, and of eos
         chosen = token_alternatives(logits[0, start:-2, : config.eos_id], tokens, 1)
         probabilities = [math.exp(each.log_probability) for each in chosen]
-        return timed_words(parts, starts, probabilities, self.tokenizer.decode, has_spaces=window.has_spaces)
+        decode, has_spaces = self.tokenizer.decode, window.has_spaces
+        return timed_words(parts, np.stack(weights), start, probabilities, decode, has_spaces=has_spaces)
 
     def _is_without_speech(self, features: Any, output: Hypothesis, settings: _Settings) -> bool:
         """Return whether nobody speaks in a window with an output, whose tokens have no prefix."""
