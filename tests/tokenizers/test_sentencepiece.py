@@ -41,7 +41,6 @@ def test_fields_of_a_model():
     model = read_sentencepiece(MODEL)
     assert model.pieces[:3] == ["<pad>", "</s>", "<unk>"]
     assert model.types[:4] == [3, 3, 2, 1]
-    assert model.unk_id == 2
     assert all(score < 0 for score in model.scores[3:])
     assert (model.model_type, model.byte_fallback, model.add_dummy_prefix) == (1, False, True)
     assert model.charsmap

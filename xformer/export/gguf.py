@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import functools
 import math
-import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from xformer.errors import ConfigError, check_choice, describe_type
 from xformer.export.gguf_blocks import QUANTIZERS, quantize
 from xformer.families import gguf_file
 from xformer.families.checkpoint import Progress, tensors_of, writable_family, writable_model
-from xformer.families.family import Family
 from xformer.families.peft import PREFIX, lora_tensors
 from xformer.io import StrPath, atomic_write, check_no_overwrite
 from xformer.layers.positions import rope_frequencies
@@ -75,7 +73,7 @@ def export_gguf(
         if tokenizer is not None:
             metadata = tokenizer_metadata(tokenizer, values["vocab_size"], label)
         metadata |= {"general.name": Path(path).stem, **_metadata(values, label, architecture)}
-        tensors = _rope_tensors(model.config) | _tensors(model, architecture.family)
+        tensors = _rope_tensors(model.config) | tensors_of(model, architecture.family)
         if label == "olmoe":  # without which llama.cpp does not load it
             tensors.setdefault("output.weight", tensors["token_embd.weight"])
         return _write(path, _fields(metadata), tensors, {}, quantization or "F32", progress)
@@ -83,7 +81,7 @@ def export_gguf(
     _, entries, places = gguf_file.read_header(Path(source))
     content, tensors = np.memmap(source, "u1", "r"), {key: entry.read for key, entry in entries.items()}
     if model is not None:
-        own = _tensors(writable_model(model), gguf_file.GGUFFile(Path(source)).architecture.family)
+        own = tensors_of(writable_model(model), gguf_file.GGUFFile(Path(source)).architecture.family)
         if "output.weight" in entries:  # maybe a copy of the embedding
             own.setdefault("output.weight", own["token_embd.weight"])
         for key, read in own.items():
@@ -108,7 +106,10 @@ def export_gguf_lora(model: Any, path: StrPath) -> str:
         ConfigError: If the model has no adapters, or some that llama.cpp does not have.
         CheckpointError: If the file cannot be written.
     """
-    adapters_of(model)
+    for name, adapter in adapters_of(model).items():
+        if ".experts." in name or adapter.magnitude is not None:
+            received = f"the adapter of {name} is that of an expert, or has a magnitude"
+            raise ConfigError(f"{received}, which llama.cpp does not read; use merge_lora and export_gguf")
     plain = with_fields(type(model)(model.config, seed=None), model_type=model.model_type)  # takes no memory
     _, label, architecture = _described(plain)
     adapters, settings = lora_tensors(model, architecture.family)
@@ -116,8 +117,6 @@ def export_gguf_lora(model: Any, path: StrPath) -> str:
     tensors: Tensors = {}
     for key, x in adapters.items():
         module, _, kind = key.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
-        if "_exps." in module or kind not in ("A", "B"):
-            raise ConfigError(f"the adapters have {key}, which llama.cpp does not read; use merge_lora and export_gguf")
         if kind == "B":
             x = x * (settings[module][1] / alpha)  # the file has one alpha
         tensors[f"{module}.weight.lora_{kind.lower()}"] = functools.partial(np.asarray, x)
@@ -179,27 +178,13 @@ def _metadata(values: dict[str, Any], name: str, architecture: gguf_file.Archite
 
 def _rope_tensors(config: Any) -> Tensors:
     """Return the factors of the wavelengths of rotary positions that the metadata does not have."""
-    scaling, features = (
-        {"rotary": config.rope_scaling}.get(config.positions) or {},
-        int(config.features_per_head * config.rotary_fraction),
-    )
+    scaling = (config.rope_scaling if config.positions == "rotary" else None) or {}
     factors = {f"rope_factors_{key[:-7]}": x for key, x in scaling.items() if key in ("long_factor", "short_factor")}
     if scaling.get("rope_type") == "llama3":
+        features = int(config.features_per_head * config.rotary_fraction)
         plain, scaled = (rope_frequencies(features, config.rope_theta, each, 1)[0] for each in (None, scaling))
         factors = {"rope_freqs": plain / scaled}
     return {f"{key}.weight": functools.partial(np.asarray, x) for key, x in factors.items()}
-
-
-def _tensors(model: Any, family: Family) -> Tensors:
-    """Return the tensors of a model; those of the experts of a layer are one."""
-    parts: dict[str, list[Callable[[], Any]]] = {}
-    for key, read in tensors_of(model, family).items():
-        parts.setdefault(re.sub(r"(?<=_exps)\.\d+", "", key), []).append(read)
-
-    def join(key: str) -> Any:
-        return np.stack([read() for read in parts[key]]) if "_exps." in key else parts[key][0]()
-
-    return {key: functools.partial(join, key) for key in parts}
 
 
 # --- Writing ----------------------------------------------------------------------------------------------------------

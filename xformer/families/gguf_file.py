@@ -19,7 +19,7 @@ import numpy as np
 
 from xformer.errors import CheckpointError, nearest_hint
 from xformer.families.family import FAMILIES, Family, Tensors
-from xformer.families.layouts import affine, attention, feed_forward, fused, same, transposed
+from xformer.families.layouts import affine, attention, feed_forward, fused, same, stacked_experts, transposed
 from xformer.families.tensor_files import TensorEntry, TensorFiles
 from xformer.io import check_no_lfs_pointer
 from xformer.models import LanguageModelConfig
@@ -87,7 +87,7 @@ class Architecture:
         return dataclasses.replace(family, tensors=self.tensors, prefix="", tied=tied, ignored=())
 
     def tensors(self, config: LanguageModelConfig) -> Tensors:
-        """Return the table of tensors; the matrices of each expert have a name of their own, see `GGUFFile`."""
+        """Return the table of tensors."""
         rotated = (config.features_per_head,) * 2 if self.is_interleaved else None
         table = {
             "token_embd.weight": same("embedding.weight"),
@@ -99,8 +99,9 @@ class Architecture:
         }
         for norm, parameter in _NORMS.items():
             table |= affine(norm, parameter)
-        for part in ("gate", "up", "down"):
-            table[f"{_LAYER}.ffn_{part}_exps.{{e}}.weight"] = transposed(f"{_NETWORK}.experts.{{e}}.{part}.weight")
+        for part in ("gate", "up", "down") if config.num_experts else ():
+            experts = stacked_experts(config.num_experts, f"{_NETWORK}.experts.{{e}}.{part}.weight", transpose=True)
+            table[f"{_LAYER}.ffn_{part}_exps.weight"] = experts
         for tensor, names in self.fused.items():
             for kind in ("weight", "bias"):
                 parts = [table.pop(f"{_LAYER}.{name}.{kind}") for name in names.split()]
@@ -232,7 +233,7 @@ def _q3_k_as_q6_k(blocks: Any) -> Any:
 
 
 class GGUFFile(TensorFiles):
-    """The tensors of a GGUF file, dequantized one at a time or in blocks; each expert has its own.
+    """The tensors of a GGUF file, dequantized one at a time or in blocks.
 
     Args:
         path: The file.
@@ -259,7 +260,7 @@ class GGUFFile(TensorFiles):
             raise CheckpointError(f"{path} lacks the tensor token_embd.weight; expected a language model")
         model_type = "mixtral" if name == "llama" and self.metadata.get("llama.expert_count") else name
         self.architecture = ARCHITECTURES[model_type]
-        self.update(_by_expert(stored))
+        self.update(stored)
         self.config = {
             "vocab_size": stored["token_embd.weight"].shape[0],
             "tie_word_embeddings": "output.weight" not in stored,  # llama.cpp then uses the embedding
@@ -267,14 +268,14 @@ class GGUFFile(TensorFiles):
         }
 
     def read_blocks(self, name: str) -> Any:
-        """Return a matrix as an array of quantized blocks (rows, blocks of a row) in the file, or None; see `read`."""
+        """Return matrices as an array of quantized blocks (..., rows, blocks of a row) in the file, or None."""
         entry: Any = self[name]
         num_values, _ = entry.block
-        if num_values == 1 or entry.code == "Q2_K" or len(entry.shape) != 2 or entry.shape[1] % num_values:
+        if num_values == 1 or entry.code == "Q2_K" or len(entry.shape) < 2 or entry.shape[-1] % num_values:
             return None
         blocks = entry.read_blocks(self._content)
         blocks = blocks.view(f"V{blocks.shape[-1]}")
-        return blocks.reshape(entry.shape[0], entry.shape[1] // num_values)
+        return blocks.reshape(*entry.shape[:-1], entry.shape[-1] // num_values)
 
 
 def find_gguf(path: Path) -> Path | None:
@@ -296,23 +297,6 @@ def find_gguf(path: Path) -> Path | None:
 def read_metadata(path: Path) -> dict[str, Any]:
     """Return the metadata of a GGUF file: {key: number, string or list}."""
     return read_header(path)[0]
-
-
-def _by_expert(tensors: dict[str, GGUFEntry]) -> dict[str, Any]:
-    """Return the tensors with the matrices of all experts as one for each expert."""
-    result: dict[str, Any] = {}
-    for name, entry in tensors.items():
-        module, _, suffix = name.rpartition(".")
-        if not module.endswith("_exps") or len(entry.shape) != 3:
-            result[name] = entry
-            continue
-        num_values, num_bytes = entry.block
-        size = math.prod(entry.shape[1:]) // num_values * num_bytes
-        for number in range(entry.shape[0]):
-            result[f"{module}.{number}.{suffix}"] = dataclasses.replace(
-                entry, shape=entry.shape[1:], offset=entry.offset + number * size
-            )
-    return result
 
 
 # --- Configuration ----------------------------------------------------------------------------------------------------

@@ -147,23 +147,26 @@ def fused_linear(
     return {f"{tensor}.{kind}": fused(*each, num_heads=num_heads, transpose=transpose) for kind, each in names.items()}
 
 
-def stacked_experts(num_experts: int, *parameters: str) -> Layout:
+def stacked_experts(num_experts: int, *parameters: str, transpose: bool = False) -> Layout:
     """Return the layout of parameters of all experts in one tensor, whose last axis interleaves them.
 
     Args:
         num_experts: Number of experts, the first axis of the tensor.
         *parameters: Names of the parameters of an expert, with "{e}" for its number.
+        transpose: The matrices are those of a torch Linear, (out_features, in_features).
     """
     names = tuple(name.replace("{e}", str(e)) for e in range(num_experts) for name in parameters)
 
     def split(x: Any, shapes: Sequence[tuple[int, ...]]) -> Sequence[Any]:
         if x.shape[:1] != (num_experts,):
             return [x]  # load_pretrained raises an error for the shape
+        x = x.swapaxes(1, 2) if transpose else x
         return [expert[..., i :: len(parameters)] for expert in x for i in range(len(parameters))]
 
     def join(values: Sequence[Any]) -> Any:
         experts = [np.stack(values[i : i + len(parameters)], axis=-1) for i in range(0, len(values), len(parameters))]
-        return np.stack(experts).reshape(num_experts, *values[0].shape[:-1], -1)
+        x = np.stack(experts).reshape(num_experts, *values[0].shape[:-1], -1)
+        return x.swapaxes(1, 2) if transpose else x
 
     return Layout(names, split, join)
 

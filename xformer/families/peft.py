@@ -94,8 +94,7 @@ def lora_tensors(model: BaseModel, family: Family) -> tuple[dict[str, Any], dict
         a = np.empty_like(first)
         b = np.empty((sum(shape[1] for shape in shapes), len(a)), a.dtype)
         magnitude = np.empty(len(b), a.dtype)
-        for index, part in enumerate(parts):
-            rows, columns = _places(layout, shapes, index)
+        for part, (rows, columns) in zip(parts, _places(layout, shapes), strict=True):
             a[:, rows], b[columns] = first, to_host(part.lora_b).T
             if part.magnitude is not None:
                 magnitude[columns] = to_host(part.magnitude)
@@ -155,15 +154,13 @@ def load_lora(model: AnyModel, directory: StrPath, *, model_type: str | None = N
         rank = _setting(path, config, "r", "rank_pattern", tensor)
         alpha = _setting(path, config, "lora_alpha", "alpha_pattern", tensor)
         scaling = alpha / (rank**0.5 if config.get("use_rslora") else rank)
-        for index, parameter in enumerate(parameters):
-            rows, columns = _places(layout, shapes, index)
-            parts = [matrices[kind] for kind in kinds]
-            num_columns = sum(shape[1] for shape in shapes)
-            sizes = [(rank, shapes[0][0]), (num_columns, rank), (num_columns,)][: len(kinds)]
-            if [x.shape for x in parts] != sizes:
-                received = f"{path}: the adapter of {tensor} has shapes {' and '.join(str(x.shape) for x in parts)}"
-                raise CheckpointError(f"{received}; expected {' and '.join(map(str, sizes))}")
-            a, b, *magnitude = parts
+        parts, num_columns = [matrices[kind] for kind in kinds], sum(shape[1] for shape in shapes)
+        sizes = [(rank, shapes[0][0]), (num_columns, rank), (num_columns,)][: len(kinds)]
+        if [x.shape for x in parts] != sizes:
+            received = f"{path}: the adapter of {tensor} has shapes {' and '.join(str(x.shape) for x in parts)}"
+            raise CheckpointError(f"{received}; expected {' and '.join(map(str, sizes))}")
+        a, b, *magnitude = parts
+        for parameter, (rows, columns) in zip(parameters, _places(layout, shapes), strict=True):
             arrays = a[:, rows].T, b[columns, :].T, *(x[columns] for x in magnitude)
             weights[parameter] = _weight(layers[parameter].weight, scaling, *arrays)
     if not weights:
@@ -211,13 +208,12 @@ def _tensors(family: Family, model: BaseModel, layers: Any) -> dict[str, tuple[L
     }
 
 
-def _places(layout: Layout, shapes: Any, index: int) -> tuple[Any, Any]:
-    """Return where the input and the output features of a linear map are among those of a tensor.
+def _places(layout: Layout, shapes: Any) -> list[tuple[Any, Any]]:
+    """Return where the input and the output features of each linear map are among those of a tensor.
 
     Args:
         layout: Layout of the tensor, which may reorder the features.
         shapes: Shapes (in_features, out_features) of its linear maps.
-        index: Number of the linear map.
     """
     ends = np.cumsum([shape[1] for shape in shapes])
     rows = [np.broadcast_to(np.arange(shape[0])[:, None], shape) for shape in shapes]
@@ -225,4 +221,4 @@ def _places(layout: Layout, shapes: Any, index: int) -> tuple[Any, Any]:
     inputs, outputs = layout.join(rows), layout.join(columns)
     is_torch = bool((inputs == inputs[:1]).all())  # (out_features, in_features), else as in GPT-2's Conv1D
     inputs, outputs = (inputs[0], outputs[:, 0]) if is_torch else (inputs[:, 0], outputs[0])
-    return np.argsort(inputs), np.argsort(outputs)[ends[index] - shapes[index][1] : ends[index]]
+    return [(np.argsort(inputs), columns) for columns in np.split(np.argsort(outputs), ends[:-1])]

@@ -51,17 +51,6 @@ class SentencePieceModel:
     add_dummy_prefix: bool = True
     remove_extra_whitespaces: bool = True
 
-    @property
-    def unk_id(self) -> int:
-        """Index of the unknown piece."""
-        return self.types.index(_UNKNOWN)
-
-    @property
-    def added_tokens(self) -> list[tuple[str, bool]]:
-        """Tokens that are found in text before it is split, and whether they are special (control) tokens."""
-        added = (_CONTROL, _USER_DEFINED)
-        return [(piece, kind == _CONTROL) for piece, kind in zip(self.pieces, self.types, strict=True) if kind in added]
-
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
 
@@ -196,7 +185,7 @@ def build_tokenizer(
     if len(known) < len(vocabulary):
         raise CheckpointError(f"a SentencePiece model has a piece with the name of a special token: {before}")
     vocabulary += [(token, 0.0) for token in after if token not in known]
-    unknown = model.pieces[model.unk_id]
+    unknown = model.pieces[model.types.index(_UNKNOWN)]
     ids = {token: index for index, (token, _) in enumerate(vocabulary)}
     if unknown not in ids:
         raise CheckpointError(f"the vocabulary of a SentencePiece model lacks its unknown piece {unknown!r}")
@@ -214,7 +203,10 @@ def build_tokenizer(
     steps += [decoders.Fuse()]
     steps += [decoders.Strip(" ", 1, 0)] if model.add_dummy_prefix else []
     tokenizer.decoder = decoders.Sequence(steps)
-    special = dict.fromkeys((*before, *after), True) | dict(model.added_tokens)
+    special = dict.fromkeys((*before, *after), True)
+    for piece, kind in zip(model.pieces, model.types, strict=True):
+        if kind in (_CONTROL, _USER_DEFINED):
+            special[piece] = kind == _CONTROL
     added = {token: is_special for token, is_special in special.items() if token in ids}
     make = functools.partial(package.AddedToken, normalized=False)
     tokenizer.add_tokens([make(token, special=is_special) for token, is_special in added.items()])
