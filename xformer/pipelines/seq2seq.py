@@ -233,9 +233,9 @@ class TextToText(GenerationPipeline):
             stopping_criteria: Additional stopping criteria, see `generation.generate`.
             beam_history: Receives the candidates of each step of a beam search, see `generation.BeamHistory`.
             first_index: Index of the first text if the texts are part of a longer list; samples depend on it.
-            stop: As for `TextGenerator.search_task`.
-            logprobs: As for `TextGenerator.search_task`.
-            on_text: As for `TextGenerator.search_task`.
+            stop: As for `TextGenerator.tasks`.
+            logprobs: As for `TextGenerator.tasks`.
+            on_text: As for `TextGenerator.tasks`.
             **overrides: Fields of `GenerationConfig` that replace those of the config.
 
         Raises:

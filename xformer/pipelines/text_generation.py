@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
@@ -23,7 +24,7 @@ from xformer.generation.results import best_first
 from xformer.io import StrPath
 from xformer.models import LanguageModel
 from xformer.models.token_ids import check_tokens
-from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary, one_per_text
+from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary
 from xformer.pipelines.chat import encode_chat, has_tools
 from xformer.pipelines.output_text import GeneratedText, OnText, Outputs, Token, hooks, stop_strings, tokens_of
 from xformer.random import Rng
@@ -158,10 +159,7 @@ class TextGenerator(GenerationPipeline):
         prompts: Sequence[Prompt],
         config: GenerationConfig | None = None,
         *,
-        sequence_bias: Sequence[str] | Sequence[Sequence[str]] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
         batch_tokens: int = 4096,
-        first_index: int = 0,
         **options: Any,
     ) -> Outputs:
         """Continue each prompt; return continuations in the order of their scores, as `generation.generate` does.
@@ -173,36 +171,28 @@ class TextGenerator(GenerationPipeline):
                 temperature 0.8 from the 200 most probable tokens; public checkpoints follow their
                 generation_config.json. A field that replaces one of these defaults leaves the others; num_beams above 1
                 and do_sample=False turn sampling off.
-            sequence_bias: Words and phrases to favor: a list for all prompts, or a list for each.
-            tools: Functions that a chat may call, in the format of OpenAI; see `parse_tool_calls`.
             batch_tokens: Maximum tokens of a batch. On NumPy each core runs one batch.
-            first_index: Index of the first prompt if the prompts are part of a longer list; samples depend on it.
-            **options: Other arguments of `search_task`, and fields of `GenerationConfig`.
+            **options: Other arguments of `tasks`, and fields of `GenerationConfig`.
 
         Raises:
             DataError: For a prompt with unknown characters.
             ConfigError: For invalid or contradictory settings, and for a text that does not fit into the context.
         """
         check_count("batch_tokens", batch_tokens)
-        encoded = self.token_ids(prompts, first_index, tools=tools)
-        bias: Any = sequence_bias
-        is_list = hasattr(bias, "__len__") and not isinstance(bias, str)
-        if is_list and not all(isinstance(phrase, str) for phrase in bias):
-            bias = one_per_text("sequence_bias", bias, len(encoded))
-        size = max(1, batch_tokens // self.context_length)
-        tasks = [
-            self.search_task(
-                encoded[start : start + size],
-                config,
-                sequence_bias=bias if bias is sequence_bias else bias[start : start + size],
-                first_index=first_index + start,
-                **options,
-            )
-            for start in range(0, len(encoded), size)
-        ]
+        tasks = self.tasks(prompts, config, size=max(1, batch_tokens // self.context_length), **options)
         return [each for batch in self._run_batches(run_task, tasks) for each in batch]
 
     def search_task(
+        self, prompts: Sequence[Prompt], config: GenerationConfig | None = None, **options: Any
+    ) -> Task[Outputs]:
+        """Return the task of one batch, which an engine may run with others; its result is that of `outputs`.
+
+        Arguments are those of `tasks`.
+        """
+        (task,) = self.tasks(prompts, config, **options)
+        return task
+
+    def tasks(
         self,
         prompts: Sequence[Prompt],
         config: GenerationConfig | None = None,
@@ -218,27 +208,29 @@ class TextGenerator(GenerationPipeline):
         first_index: int = 0,
         context: str = "error",
         on_text: OnText | None = None,
+        size: int | None = None,
         **overrides: Any,
-    ) -> Task[Outputs]:
-        """Return the task of one batch, which an engine may run with others; its result is that of `outputs`.
+    ) -> list[Task[Outputs]]:
+        """Return the tasks of batches of prompts, whose results together are that of `outputs`.
 
         Args:
             prompts: As for `outputs`.
             config: As for `outputs`.
-            sequence_bias: As for `outputs`.
-            tools: As for `outputs`.
+            sequence_bias: Words and phrases to favor: a list for all prompts, or a list for each.
+            tools: Functions that a chat may call, in the format of OpenAI; see `parse_tool_calls`.
             stop: Stop strings: a text ends before the first of them.
             logprobs: Return the log-probabilities of tokens and of as many alternatives to each. Default: none.
             seed: Seed of sampling. The same seed gives the same texts, however prompts are batched.
             logits_processors: Additional processors, see `generation.generate`.
             stopping_criteria: Additional stopping criteria, see `generation.generate`.
             beam_history: Receives the candidates of each step of a beam search, see `generation.BeamHistory`.
-            first_index: As for `outputs`.
+            first_index: Index of the first prompt if the prompts are part of a longer list; samples depend on it.
             context: Treatment of texts that are longer than the context of the model. "error": a prompt that does not
                 fit together with max_new_tokens is refused; `default_max_length` is lowered to what fits.
                 "slide": when the context is full, its first half is dropped; not for beam search.
             on_text: Function of the index of a prompt, the new part of its text, and its tokens if they are recorded;
                 the parts of the best output are passed once they are complete. Requires one sample for each prompt.
+            size: Prompts of a batch; default all.
             **overrides: Fields of `GenerationConfig` that replace those of the config.
 
         Raises:
@@ -269,7 +261,9 @@ class TextGenerator(GenerationPipeline):
         no_draft = is_beam or config.prompt_lookup_num_tokens is not None
         options = {"beam_history": beam_history, "draft_model": None if no_draft else self.draft_model}
         hooked = config, logprobs, logits_processors, stopping_criteria
-        return self._run(texts, config, Rng(seed), lambda group: options | hooks(group, *hooked))
+        length = samples * (size or max(1, len(encoded)))
+        batches = [texts[start : start + length] for start in range(0, max(1, len(texts)), length)]
+        return [self._run(each, config, Rng(seed), lambda group: options | hooks(group, *hooked)) for each in batches]
 
     def _run(
         self, texts: list[GeneratedText], config: GenerationConfig, rng: Rng, options: Callable[[Any], dict[str, Any]]
@@ -301,16 +295,14 @@ class TextGenerator(GenerationPipeline):
                 results = itertools.chain(*(search.result for search in found))
                 for text, hypotheses in zip(group, results, strict=True):
                     text.extend(hypotheses, config)
-        return [
-            best_first([output for text in texts if text.index == index for output in text.outputs])
-            for index in range(len({text.index for text in texts}))
-        ]
+        by_prompt = itertools.groupby(texts, operator.attrgetter("index"))
+        return [best_first([output for text in group for output in text.outputs]) for _, group in by_prompt]
 
     def stream(self, prompt: Prompt, config: GenerationConfig | None = None, **options: Any) -> Iterator[str]:
         """Continue a prompt, yielding text as it is generated.
 
         The yielded texts concatenate to the text that `__call__([prompt])` returns for the same arguments. Characters
-        that take several tokens are yielded once they are complete. Arguments are those of `search_task`; beam search
+        that take several tokens are yielded once they are complete. Arguments are those of `tasks`; beam search
         and several outputs cannot be streamed.
 
         Raises:
