@@ -90,7 +90,7 @@ def export_ctranslate2(
             raise ConfigError(f"got {len(tokens)} tokens, {len(set(tokens))} of them different; expected {size}")
     with atomic_directory(directory) as temporary:
         host = model.unpack().to("numpy", dtype="float32")
-        spec = _Converter(host).spec(vocabularies)
+        spec = _specification(host, vocabularies)
         spec.validate()
         spec.optimize(quantization=None if quantization == "float32" else quantization)
         spec.save(str(temporary))
@@ -122,106 +122,99 @@ def _check_supported(model: BaseModel) -> None:
         raise ConfigError(f"final_norm is {config.final_norm!r}; CTranslate2 supports {expected}")
 
 
-class _Converter:
-    """Copies the parameters of a NumPy model into a specification of CTranslate2.
+def _specification(model: Any, vocabularies: list[list[str]]) -> Any:
+    """Return the specification of a NumPy model, with its vocabularies.
 
     The arrays are copies: CTranslate2 quantizes in place.
     """
+    specs, c = require("ctranslate2.specs.transformer_spec"), model.config
+    if isinstance(model, LanguageModel):
+        model.check_generates()
+        decoder = _stack(model, specs.TransformerDecoderSpec, model.layers, "", model.embedding)
+        spec = specs.TransformerDecoderModelSpec(decoder)
+        spec.register_vocabulary(vocabularies[0])
+        names = vocabularies[0]
+    else:
+        source = model.source_embedding
+        target = source if model.target_embedding is None else model.target_embedding
+        encoder = _stack(model, specs.TransformerEncoderSpec, model.encoder, "encoder_", source)
+        decoder = _stack(model, specs.TransformerDecoderSpec, model.decoder, "decoder_", target)
+        spec = specs.TransformerSpec(encoder, decoder)
+        spec.register_source_vocabulary(vocabularies[0])
+        spec.register_target_vocabulary(vocabularies[1])
+        names = vocabularies[1]
+        spec.config.decoder_start_token = names[c.bos_id]
+    if c.eos_id is None:
+        raise ConfigError("eos_id is None; CTranslate2 expects the id of a token that ends outputs")
+    config = spec.config
+    config.bos_token = names[c.eos_id if c.bos_id is None else c.bos_id]
+    config.eos_token, config.layer_norm_epsilon = names[c.eos_id], c.norm_epsilon
+    if "<unk>" in names:
+        config.unk_token = "<unk>"
+    return spec
 
-    def __init__(self, model: Any) -> None:
-        self._model, self._config = model, model.config
 
-    def spec(self, vocabularies: list[list[str]]) -> Any:
-        """Return the specification of the model, with its vocabularies."""
-        specs = require("ctranslate2.specs.transformer_spec")
-        model, c = self._model, self._config
-        if isinstance(model, LanguageModel):
-            model.check_generates()
-            decoder = self._stack(specs.TransformerDecoderSpec, model.layers, "", model.embedding)
-            spec = specs.TransformerDecoderModelSpec(decoder)
-            spec.register_vocabulary(vocabularies[0])
-            names = vocabularies[0]
-        else:
-            source = model.source_embedding
-            target = source if model.target_embedding is None else model.target_embedding
-            encoder = self._stack(specs.TransformerEncoderSpec, model.encoder, "encoder_", source)
-            decoder = self._stack(specs.TransformerDecoderSpec, model.decoder, "decoder_", target)
-            spec = specs.TransformerSpec(encoder, decoder)
-            spec.register_source_vocabulary(vocabularies[0])
-            spec.register_target_vocabulary(vocabularies[1])
-            names = vocabularies[1]
-            spec.config.decoder_start_token = names[c.bos_id]
-        if c.eos_id is None:
-            raise ConfigError("eos_id is None; CTranslate2 expects the id of a token that ends outputs")
-        config = spec.config
-        config.bos_token = names[c.eos_id if c.bos_id is None else c.bos_id]
-        config.eos_token, config.layer_norm_epsilon = names[c.eos_id], c.norm_epsilon
-        if "<unk>" in names:
-            config.unk_token = "<unk>"
-        return spec
+def _stack(model: Any, cls: Any, layers: Any, prefix: str, embedding: Any) -> Any:
+    """Return the specification of an encoder or a decoder, by the prefix of the names of its other parts."""
+    c, is_encoder = model.config, prefix == "encoder_"
+    norm, inputs, positions = (getattr(model, f"{prefix}{part}") for part in ("norm", "input", "positions"))
+    common = require("ctranslate2.specs.common_spec")
+    options: dict[str, Any] = {
+        "pre_norm": c.norm_position == "pre",
+        "activation": common.Activation[_ACTIVATIONS[GATED.get(c.activation, c.activation)]],
+        "ffn_glu": c.activation in GATED,
+        "rms_norm": c.norm == "rms",
+        "layernorm_embedding": c.embedding_norm,
+        "relative_attention_bias": c.positions == "relative",
+        "num_heads_kv": None if c.num_key_value_heads == c.num_heads else c.num_key_value_heads,
+        "head_dim": c.head_dim,
+    }
+    if c.positions == "rotary":
+        options |= {"rotary_dim": positions.features, "rotary_interleave": False, "rotary_base": c.rope_theta}
+    if not is_encoder:
+        options |= {"with_encoder_attention": bool(prefix), "alibi": c.positions == "alibi"}
+    spec = cls(len(layers), c.num_heads, **options)
+    embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
+    embeddings.weight = np.array(embedding.weight)
+    spec.scale_embeddings = np.float32(math.sqrt(c.d_model)) if c.scale_embeddings else False
+    if hasattr(spec, "position_encodings"):
+        length = c.max_positions if c.positions == "learned" else _MAX_LENGTH
+        table = inputs.position_embeddings(length, next(iter(model.named_parameters()))[1])
+        table = np.zeros((length, c.d_model), np.float32) if table is None else np.array(table)
+        spec.position_encodings.encodings = table
+    if c.embedding_norm:
+        _set_norm(spec.layernorm_embedding, inputs.norm)
+    if norm is not None:
+        _set_norm(spec.layer_norm, norm)
+    each = positions if isinstance(positions, tuple) else [positions] * len(layers)
+    for layer_spec, layer, own in zip(spec.layer, layers, each, strict=True):
+        _set_layer(c, layer_spec, layer, own)
+    if not is_encoder:
+        output, bias = model.output, model.output_bias
+        spec.projection.weight = np.array(embedding.weight if output is None else output.weight.T)
+        if bias is not None:
+            spec.projection.bias = np.array(bias)
+        if c.scale_output:
+            spec.scale_outputs = np.float32(c.d_model**-0.5)
+    return spec
 
-    def _stack(self, cls: Any, layers: Any, prefix: str, embedding: Any) -> Any:
-        """Return the specification of an encoder or a decoder, by the prefix of the names of its other parts."""
-        c, is_encoder = self._config, prefix == "encoder_"
-        norm, inputs, positions = (getattr(self._model, f"{prefix}{part}") for part in ("norm", "input", "positions"))
-        common = require("ctranslate2.specs.common_spec")
-        options: dict[str, Any] = {
-            "pre_norm": c.norm_position == "pre",
-            "activation": common.Activation[_ACTIVATIONS[GATED.get(c.activation, c.activation)]],
-            "ffn_glu": c.activation in GATED,
-            "rms_norm": c.norm == "rms",
-            "layernorm_embedding": c.embedding_norm,
-            "relative_attention_bias": c.positions == "relative",
-        }
-        if c.num_key_value_heads not in (None, c.num_heads):
-            options["num_heads_kv"] = c.num_key_value_heads
-        if c.head_dim is not None:
-            options["head_dim"] = c.head_dim
-        if c.positions == "rotary":
-            options |= {"rotary_dim": positions.features, "rotary_interleave": False, "rotary_base": c.rope_theta}
-        if not is_encoder:
-            options |= {"with_encoder_attention": bool(prefix), "alibi": c.positions == "alibi"}
-        spec = cls(len(layers), c.num_heads, **options)
-        embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
-        embeddings.weight = np.array(embedding.weight)
-        spec.scale_embeddings = np.float32(math.sqrt(c.d_model)) if c.scale_embeddings else False
-        if hasattr(spec, "position_encodings"):
-            length = c.max_positions if c.positions == "learned" else _MAX_LENGTH
-            table = inputs.position_embeddings(length, next(iter(self._model.named_parameters()))[1])
-            table = np.zeros((length, c.d_model), np.float32) if table is None else np.array(table)
-            spec.position_encodings.encodings = table
-        if c.embedding_norm:
-            _set_norm(spec.layernorm_embedding, inputs.norm)
-        if norm is not None:
-            _set_norm(spec.layer_norm, norm)
-        each = positions if isinstance(positions, tuple) else [positions] * len(layers)
-        for layer_spec, layer, own in zip(spec.layer, layers, each, strict=True):
-            self._set_layer(layer_spec, layer, own)
-        if not is_encoder:
-            output, bias = self._model.output, self._model.output_bias
-            spec.projection.weight = np.array(embedding.weight if output is None else output.weight.T)
-            if bias is not None:
-                spec.projection.bias = np.array(bias)
-            if c.scale_output:
-                spec.scale_outputs = np.float32(c.d_model**-0.5)
-        return spec
 
-    def _set_layer(self, spec: Any, layer: Any, positions: Any) -> None:
-        own = layer.self_attention
-        _set_attention(spec.self_attention, own, layer.self_attention_residual, (own.query, own.key, own.value))
-        if self._config.positions == "relative":  # in every layer, as no other layer hands it on
-            spec.self_attention.relative_attention_bias = np.array(positions.weight)
-            spec.self_attention.relative_attention_max_distance = np.int32(self._config.relative_max_distance)
-        if hasattr(layer, "cross_attention"):
-            cross = layer.cross_attention
-            parts = (cross.query,), (cross.key, cross.value)
-            _set_attention(spec.attention, cross, layer.cross_attention_residual, *parts)
-        feed_forward = layer.feed_forward
-        _set_linear(spec.ffn.linear_0, getattr(feed_forward, "gate", feed_forward.up))
-        if hasattr(feed_forward, "gate"):
-            _set_linear(spec.ffn.linear_0_noact, feed_forward.up)
-        _set_linear(spec.ffn.linear_1, feed_forward.down)
-        _set_norm(spec.ffn.layer_norm, layer.feed_forward_residual.norm)
+def _set_layer(c: Any, spec: Any, layer: Any, positions: Any) -> None:
+    own = layer.self_attention
+    _set_attention(spec.self_attention, own, layer.self_attention_residual, (own.query, own.key, own.value))
+    if c.positions == "relative":  # in every layer, as no other layer hands it on
+        spec.self_attention.relative_attention_bias = np.array(positions.weight)
+        spec.self_attention.relative_attention_max_distance = np.int32(c.relative_max_distance)
+    if hasattr(layer, "cross_attention"):
+        cross = layer.cross_attention
+        parts = (cross.query,), (cross.key, cross.value)
+        _set_attention(spec.attention, cross, layer.cross_attention_residual, *parts)
+    feed_forward = layer.feed_forward
+    _set_linear(spec.ffn.linear_0, getattr(feed_forward, "gate", feed_forward.up))
+    if hasattr(feed_forward, "gate"):
+        _set_linear(spec.ffn.linear_0_noact, feed_forward.up)
+    _set_linear(spec.ffn.linear_1, feed_forward.down)
+    _set_norm(spec.ffn.layer_norm, layer.feed_forward_residual.norm)
 
 
 def _set_attention(spec: Any, attention: Any, residual: Any, *projections: tuple[Any, ...]) -> None:
@@ -236,9 +229,9 @@ def _set_linear(spec: Any, *parts: Any) -> None:
     """Set a linear map of one or several projections; its weight has the shape (out_features, in_features)."""
     spec.weight = np.ascontiguousarray(np.concatenate([part.weight for part in parts], axis=1).T)
     if any(part.bias is not None for part in parts):
-        zeros = (np.zeros(part.weight.shape[1], np.float32) for part in parts)
-        biases = [zero if part.bias is None else part.bias for part, zero in zip(parts, zeros, strict=True)]
-        spec.bias = np.concatenate(biases)
+        zeros = [np.zeros(part.weight.shape[1], np.float32) for part in parts]
+        biases = zip(parts, zeros, strict=True)
+        spec.bias = np.concatenate([zero if part.bias is None else part.bias for part, zero in biases])
 
 
 def _set_norm(spec: Any, norm: Any) -> None:
