@@ -91,7 +91,7 @@ def test_take_along_axis_is_composed():
         ("numpy", {"groups": "speed"}, "group is 'speed'; expected one of forward, gradients, training"),
         ("numpy", {"groups": []}, "group is None; expected one of forward, gradients, training"),
         ("numpy", {"skip_dtypes": ["half"]}, "skipped dtype is 'half'; expected one of float16, bfloat16, float64"),
-        ("numpy", {"time_limit": -1.0}, "time_limit is -1; expected a number above 0"),
+        ("numpy", {"time_limit": -1.0}, "time_limit is -1.0; expected a number above 0"),
         ("numpy.linalg", {}, "xp is the module numpy.linalg; expected numpy"),
     ],
 )

@@ -81,7 +81,7 @@ CASES = {
     "rms_norm got epsilon nan": lambda: rms_norm(X, ONES, epsilon=np.nan),
     "gelu got an unknown argument 'approximate'; for the": lambda: gelu(X, approximate="tanh"),
     "attention got scale 'x'; expected a finite number": lambda: attention(HEADS, HEADS, HEADS, scale="x"),
-    "keep_probability is 0.0; expected a number above 0": lambda: attention(
+    "keep_probability is 0.0; expected a number in (0, 1]": lambda: attention(
         HEADS, HEADS, HEADS, dropout_mask=np.ones((1, 1, 2, 2), bool), keep_probability=0.0
     ),
     "weight has shape (3, 6); expected a multiple of 4 heads": lambda: project_heads(
@@ -123,8 +123,10 @@ CASES = {
     "; expected a Transformer or LanguageModel": lambda: xf.generate(ENCODER, [[1]]),
     "attention got scale inf; expected a finite number": lambda: attention(HEADS, HEADS, HEADS, scale=np.inf),
     "attention got scale 'y'; expected a finite number": lambda: attention(HEADS, HEADS, HEADS, scale="y", softcap=2.0),
-    "keep_probability is 'a'; expected a number above 0": lambda: attention(HEADS, HEADS, HEADS, keep_probability="a"),
-    "keep_probability is nan; expected a number above 0": lambda: dropout(X, X > 0, np.nan),
+    "keep_probability is 'a'; expected a number in (0, 1]": lambda: attention(
+        HEADS, HEADS, HEADS, keep_probability="a"
+    ),
+    "keep_probability is nan; expected a number in (0, 1]": lambda: dropout(X, X > 0, np.nan),
     "causal is 'no'; expected True or False": lambda: ATTENTION(np.ones((1, 2, 8)), causal="no"),
     "a gradient has shape (8, 4); expected that of its parameter, (1, 4)": lambda: xf.SGD().update(
         NARROW, WIDE, xf.SGD().init(NARROW), 0.1

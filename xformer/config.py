@@ -14,7 +14,7 @@ import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, dataclass_transform
 
@@ -228,6 +228,13 @@ def check_count(name: str, value: Any, at_least: int = 1) -> None:
     """Raise ConfigError unless a value is an integer of at least 1, or another minimum."""
     if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < at_least:
         raise ConfigError(f"{name} is {value!r}; expected an integer of at least {at_least}")
+
+
+def check_number(name: str, value: Any, **bounds: float) -> None:
+    """Raise ConfigError unless a value is a finite number within bounds, which have the names of those of `option`."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not _is_valid(float(value), {"bounds": bounds}):
+        expected = describe_values({"bounds": bounds}) or "a finite number"
+        raise ConfigError(f"{name} is {value!r}; expected {'a number of ' * expected.startswith('at ')}{expected}")
 
 
 def check_bool(name: str, value: Any) -> bool:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from numbers import Integral, Real
+from numbers import Integral
 from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from xformer.backends import Array, array_namespace, device, is_floating, to_host
-from xformer.config import check_count
+from xformer.config import check_count, check_number
 from xformer.errors import ConfigError, DataError, ShapeError, check_choice, describe_type
 from xformer.layers import LayerNorm, RMSNorm
 from xformer.models import Encoder, LanguageModel
@@ -70,8 +70,7 @@ def attention_rollout(model: LanguageModel | Encoder, tokens: Any, *, residual: 
     Raises:
         ConfigError: If `residual` is out of range, or the model has another class.
     """
-    if not isinstance(residual, Real) or not 0.0 <= residual <= 1.0:
-        raise ConfigError(f"residual is {residual!r}; expected a number from 0 to 1")
+    check_number("residual", residual, at_least=0, at_most=1)
     weights = _weights(model, tokens)
     xp, length = array_namespace(weights), weights.shape[-1]
     identity = xp.eye(length, dtype=weights.dtype, device=device(weights))

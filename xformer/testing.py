@@ -25,7 +25,8 @@ import xformer as xf
 from xformer.backends import array_namespace, dtype_name, from_host, resolve, to_host
 from xformer.benchmarks.parts import DEFAULTS, VARIANTS, build
 from xformer.benchmarks.worker import duration
-from xformer.errors import BackendError, ConfigError, DataError, check_choice
+from xformer.config import check_number
+from xformer.errors import BackendError, DataError, check_choice
 from xformer.ops.softmax import cross_entropy
 from xformer.tracing.rule import RULES, SEQUENCE_RULES
 
@@ -168,8 +169,8 @@ def checks_of(
 ) -> list[tuple[str, str, Callable[[], Check]]]:
     """Return the group, the name and the function of each check; the arguments are those of `check_backend`."""
     groups, skip_dtypes = ((each,) if isinstance(each, str) else tuple(each) for each in (groups, skip_dtypes))
-    if time_limit is not None and not time_limit > 0:
-        raise ConfigError(f"time_limit is {time_limit:g}; expected a number above 0")
+    if time_limit is not None:
+        check_number("time_limit", time_limit, above=0, at_most=math.inf)
     for kind, given, known in (("group", groups or (None,), GROUPS), ("skipped dtype", skip_dtypes, _DTYPES)):
         for name in given:
             check_choice(f"the {kind}", name, known)

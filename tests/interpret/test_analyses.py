@@ -164,7 +164,7 @@ def test_wrong_calls():
         with raises_line(ShapeError, message):
             analysis(model, TOKENS, np.asarray(SOURCE)[:, :3], METRIC)
     for residual in (2, "half"):
-        with raises_line(ConfigError, f"residual is {residual!r}; expected a number from 0 to 1"):
+        with raises_line(ConfigError, f"residual is {residual!r}; expected a number in \\[0, 1\\]"):
             interpret.attention_rollout(model, TOKENS, residual=residual)
     for analysis in (interpret.duplicate_token_scores, interpret.induction_scores):
         with raises_line(ShapeError, r"tokens of shape \(1, 3\) have no such pair of positions; expected at least one"):

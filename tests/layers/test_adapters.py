@@ -146,9 +146,9 @@ def test_generation_and_files(tmp_path):
     [
         ((0,), {}, "rank is 0; expected an integer of at least 1"),
         ((2.0,), {}, r"rank is 2\.0; expected an integer"),
-        ((2,), {"alpha": True}, "alpha is True; expected a positive number"),
-        ((2,), {"alpha": 0}, "alpha is 0; expected a positive number"),
-        ((2,), {"alpha": float("nan")}, "alpha is nan; expected a positive number"),
+        ((2,), {"alpha": True}, "alpha is True; expected a number above 0"),
+        ((2,), {"alpha": 0}, "alpha is 0; expected a number above 0"),
+        ((2,), {"alpha": float("nan")}, "alpha is nan; expected a number above 0"),
         ((2,), {"targets": "q_proj"}, "no linear map is called 'q_proj'; "),
         ((2,), {"use_dora": "yes"}, "use_dora is 'yes'; expected True or False"),
         ((2,), {"targets": []}, r"targets is \[\]; expected at least one name"),

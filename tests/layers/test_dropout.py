@@ -51,7 +51,7 @@ def test_a_rate_close_to_one_keeps_a_few():
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
 def test_rates_outside_zero_to_one_are_refused(rate):
-    with raises_line(ConfigError, r"dropout is .*; expected a probability in \[0, 1\)"):
+    with raises_line(ConfigError, r"dropout is .*; expected a number in \[0, 1\)"):
         Dropout(rate)
 
 

@@ -146,7 +146,7 @@ def test_invalid_inputs_are_refused():
     model = small_language_model()
     with raises_line(DataError, "token ids range from 3 to 13; expected 0 to 12"):
         model([[3, 13]])
-    with raises_line(ConfigError, "batch_size is 0; expected at least 1"):
+    with raises_line(ConfigError, "batch_size is 0; expected an integer of at least 1"):
         model.init_cache(0)
 
 

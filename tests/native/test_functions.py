@@ -111,8 +111,8 @@ ELEMENTWISE: list[tuple[str, tuple[str, ...], int]] = [
     ("equal not_equal less less_equal greater greater_equal operator_lt operator_ne", (*NUMBERS, "bool"), 2),
     ("logical_and logical_or logical_xor operator_and bitwise_or", ("bool",), 2),
     ("logical_not", ("bool",), 1),
-    ("negative abs square sign operator_neg operator_abs isfinite isinf isnan", NUMBERS, 1),
-    ("sqrt reciprocal", FLOATS, 1),
+    ("negative abs square sign operator_neg operator_abs", NUMBERS, 1),
+    ("sqrt reciprocal isfinite isinf isnan", FLOATS, 1),
 ]
 CALLS = [(name, dtype, count) for names, dtypes, count in ELEMENTWISE for name in names.split() for dtype in dtypes]
 

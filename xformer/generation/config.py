@@ -271,13 +271,9 @@ class LengthLimits:
     unit_ranges: list[LengthRange] | None = None
     near_targets: bool = False
 
-    def has_few_units(self, index: int, tokens: Sequence[int]) -> bool:
-        """Return whether output `index` is shorter than its limit in units of length_fn."""
-        return self.unit_ranges is not None and self._units(tokens) < self.unit_ranges[index].minimum
-
     def exceeds_units(self, index: int, tokens: Sequence[int]) -> bool:
         """Return whether output `index` is longer than its limit in units of length_fn."""
-        return self.unit_ranges is not None and self._units(tokens) > self.unit_ranges[index].maximum
+        return self.unit_ranges is not None and self.units(tokens) > self.unit_ranges[index].maximum
 
     def output_length(self, index: int, num_tokens: int) -> int:
         """Return the length without the prompt."""
@@ -285,12 +281,13 @@ class LengthLimits:
 
     def check_prefix(self, index: int, prefix: Sequence[int], number: int) -> None:
         """Raise ConfigError for a prefix that exceeds the limits of output `index`, naming it by `number`."""
-        for length, ranges in ((len(prefix), self.ranges), (self._units(prefix), self.unit_ranges)):
+        for length, ranges in ((len(prefix), self.ranges), (self.units(prefix), self.unit_ranges)):
             if ranges is not None and length > (most := ranges[index].maximum):
                 expected = f"at most {most}, the maximum length of the output"
                 raise ConfigError(f"prefix {number} has length {length}; expected {expected}")
 
-    def _units(self, tokens: Sequence[int]) -> int:
+    def units(self, tokens: Sequence[int]) -> int:
+        """Return the length of an output in units of length_fn."""
         return len(tokens) if self.length_fn is None else self.length_fn(tokens)
 
 

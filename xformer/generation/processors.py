@@ -279,8 +279,8 @@ def below_minimum(lengths: LengthLimits) -> Callable[[Rows], Any]:
     def selects(rows: Rows) -> Any:
         is_short = rows.lengths < minima[rows.inputs]
         if lengths.unit_ranges is not None:
-            few = [lengths.has_few_units(index, rows.history(row)) for row, index in enumerate(rows.inputs.tolist())]
-            is_short |= few
+            fewest = [lengths.unit_ranges[index].minimum for index in rows.inputs.tolist()]
+            is_short |= [lengths.units(rows.history(row)) < minimum for row, minimum in enumerate(fewest)]
         return is_short
 
     return selects
@@ -333,14 +333,14 @@ def check_sequence_bias(
         return None
     check_one_each("sequence_bias", sequence_bias, num_inputs)
     try:
-        rows = [[list(phrase) for phrase in phrases] for phrases in sequence_bias]
+        rows: list[list[Any]] = [[list(phrase) for phrase in phrases] for phrases in sequence_bias]
     except TypeError as error:
         raise DataError(f"sequence_bias is {sequence_bias!r}; expected a list of phrases for each input") from error
     for phrase in itertools.chain.from_iterable(rows):
-        phrase[:] = [check_tokens("sequence_bias", tokens, vocab_size) for tokens in phrase]
+        phrase[:] = [tuple(check_tokens("sequence_bias", tokens, vocab_size)) for tokens in phrase]
         if not phrase or not all(phrase):
             raise DataError(f"sequence_bias has the phrase {phrase!r}; expected at least one token id")
-    return [[[tuple(tokens) for tokens in phrase] for phrase in phrases] for phrases in rows]
+    return rows
 
 
 def phrase_weights(phrases: Sequence[Phrase], history: Tokens) -> dict[int, float]:

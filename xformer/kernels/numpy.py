@@ -10,7 +10,7 @@ import numpy as np
 
 from xformer.kernels.native import empty_heads
 from xformer.ops.attention import with_repeated_heads
-from xformer.ops.experts import sliced_forward, sliced_vjp
+from xformer.ops.experts import experts_vjp, sliced_forward
 from xformer.ops.operation import Kernel
 from xformer.ops.optimizers import adam_forward, slots, updated
 from xformer.threads import parallel_for
@@ -224,5 +224,5 @@ _FLOATS = ("float32", "float64")
 KERNELS = [
     Kernel("numpy.adam", "adam", "numpy", _adam_forward, None, _FLOATS, _adam_why_not),
     Kernel("numpy.flash_attention", "attention", "numpy", *with_repeated_heads(_forward, _vjp), _FLOATS, _why_not),
-    Kernel("numpy.experts", "experts", "numpy", sliced_forward, sliced_vjp),
+    Kernel("numpy.experts", "experts", "numpy", sliced_forward, experts_vjp),
 ]

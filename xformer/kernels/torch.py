@@ -19,7 +19,7 @@ import torch
 from xformer.backends import array_namespace
 from xformer.ops.activations import QUICK
 from xformer.ops.attention import causal_mask, with_repeated_heads
-from xformer.ops.experts import sliced_forward, sliced_vjp
+from xformer.ops.experts import experts_vjp, sliced_forward
 from xformer.ops.linear import affine_functions, as_rows
 from xformer.ops.operation import Kernel
 from xformer.ops.optimizers import Settings, slots, updated, writable
@@ -53,10 +53,6 @@ _MAX_ABS = 40.0  # beyond, the tail of the normal distribution is zero; infinity
 def _gelu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
     clamped = x.clamp(min=-_MAX_ABS)
     return _functional.gelu(clamped), clamped
-
-
-def _gelu_backward(g: Any, x: Any) -> Any:
-    return _aten.gelu_backward(g, x.clamp(max=_MAX_ABS))
 
 
 # --- adam -------------------------------------------------------------------------------------------------------------
@@ -340,7 +336,7 @@ KERNELS = [
         lambda x, *, save: (_functional.silu(QUICK * x) * (1.0 / QUICK), x),
         lambda g, x: _aten.silu_backward(g, QUICK * x),
     ),
-    _activation("gelu", _gelu_forward, _gelu_backward),
+    _activation("gelu", _gelu_forward, lambda g, x: _aten.gelu_backward(g, x.clamp(max=_MAX_ABS))),
     _activation(
         "gelu_tanh",
         lambda x, *, save: (_functional.gelu(x, approximate="tanh"), x),
@@ -351,7 +347,7 @@ KERNELS = [
     _kernel("cross_entropy", _cross_entropy_forward, _cross_entropy_vjp),
     _kernel("dropout", _dropout_forward, _dropout_vjp, dtypes=None),
     _kernel("embedding", _embedding_forward, _embedding_vjp, _embedding_why_not, WIDE_FLOATS),
-    _kernel("experts", sliced_forward, sliced_vjp, _expert_why_not, None),
+    _kernel("experts", sliced_forward, experts_vjp, _expert_why_not, None),
     *[_kernel(name, *_AFFINE) for name in ("linear", "project_heads")],
     _kernel("layer_norm", _layer_norm_forward, _layer_norm_vjp, dtypes=WIDE_FLOATS),
     _kernel("rms_norm", _rms_norm_forward, None, _norm_why_not, WIDE_FLOATS),

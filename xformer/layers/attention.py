@@ -11,7 +11,7 @@ from typing import Any, Never
 from xformer import hints, masks, native
 from xformer.backends import Array, array_namespace, device, dtype_name, extra
 from xformer.backends.arrays import is_of_numpy
-from xformer.config import check_bool, check_heads
+from xformer.config import check_bool, check_count, check_heads
 from xformer.errors import ConfigError, ShapeError, check_arguments, unknown_argument
 from xformer.layers.basic import Dropout, Init, Linear, Norm, as_dtype_of, initializer
 from xformer.layers.cache import KVCache
@@ -96,8 +96,7 @@ class MultiHeadAttention(Module):
     ):
         num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
         check_heads(d_model, num_heads, num_key_value_heads, head_dim)
-        if window is not None and window < 1:
-            raise ConfigError(f"window is {window}; expected at least 1 token, or None for no limit")
+        check_count("window", 1 if window is None else window)
         biases = bias if isinstance(bias, tuple | list) else PROJECTIONS if check_bool("bias", bias) else ()
         if not {*biases} <= {*PROJECTIONS}:
             raise ConfigError(f"bias is {bias!r}; expected True, False, or names out of {', '.join(PROJECTIONS)}")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from numbers import Real
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from xformer.backends import Array, Device, DType, array_namespace, device, dtype_name, resolve
-from xformer.config import check_bool, check_count
+from xformer.config import check_bool, check_count, check_number
 from xformer.errors import ConfigError, ShapeError, check_arguments, describe_type
 from xformer.ops.activations import Activation, dropout
 from xformer.ops.linear import linear
@@ -61,12 +60,10 @@ class Initializer:
 
     def uniform(self, shape: tuple[int, ...], bound: float) -> Array:
         """Draw uniform values from -bound to bound."""
-        _check_sizes(shape)
         return self._draw(shape, lambda rng: rng.uniform(shape, -bound, bound))
 
     def normal(self, shape: tuple[int, ...], standard_deviation: float) -> Array:
         """Draw normal values with mean zero."""
-        _check_sizes(shape)
         return self._draw(shape, lambda rng: rng.normal(shape, standard_deviation))
 
     # Constants draw nothing, so a layer with another norm, or without biases, leaves all other parameters as they were.
@@ -89,6 +86,7 @@ class Initializer:
         return self._array(np.full(shape, value))
 
     def _draw(self, shape: tuple[int, ...], draw: Callable[[Rng], Any]) -> Array:
+        _check_sizes(shape)
         self._num_draws += 1
         return self.full(shape, 0.0) if self._rng is None else self._array(draw(self._rng.fold_in(self._num_draws)))
 
@@ -284,8 +282,7 @@ class Dropout(Module):
     rate: float
 
     def __init__(self, rate: float):
-        if not isinstance(rate, Real) or not 0.0 <= rate < 1.0:
-            raise ConfigError(f"dropout is {rate!r}; expected a probability in [0, 1)")
+        check_number("dropout", rate, at_least=0, below=1)
         self.rate = rate
 
     def __call__(self, x: Array, rng: Rng | None = None) -> Array:

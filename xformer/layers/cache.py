@@ -17,6 +17,7 @@ from xformer.layers.embedding import InputEmbedding
 from xformer.layers.positions import PositionTerms, RelativePositions, Rotation, position_terms
 from xformer.ops import embedding
 from xformer.ops.attention import cache_slots, write_slots
+from xformer.ops.weights import contiguous
 from xformer.tree import check_array, wrong_array
 
 _TO_STATIC = "use model.to_static(cache, max_length)"
@@ -71,7 +72,7 @@ class KVCache:
         """
         if self.key is None or self.value is None:
             raise ShapeError("the cache is empty; expected at least one decoding step before to_static()")
-        copied = KVCache(*(_in_order(with_size(x, max_length, copy=True)) for x in (self.key, self.value)))
+        copied = KVCache(*(contiguous(with_size(x, max_length, copy=True)) for x in (self.key, self.value)))
         copied.is_own = array_namespace(self.key).is_writable
         return copied
 
@@ -467,11 +468,6 @@ def last_tokens(x: Array, lengths: Array | None) -> Array:
     return xp.reshape(last, (rows, 1, size))
 
 
-def check_memory(memory: Array, target: Array, d_model: int) -> None:
-    """Raise ShapeError unless a memory (batch, source length, d_model) fits target ids (batch, target length)."""
-    check_array(memory, "memory", target.shape[0], "source length", d_model)
-
-
 def with_size(x: Any, size: int, axis: int = 2, fill: int = 0, *, copy: bool = False) -> Any:
     """Return an array cut or padded to a size; one that has this size itself, unless a copy is asked for."""
     xp, shape = array_namespace(x), list(x.shape)
@@ -481,11 +477,6 @@ def with_size(x: Any, size: int, axis: int = 2, fill: int = 0, *, copy: bool = F
         return xp.asarray(x[(*[slice(None)] * axis, slice(size), ...)], copy=True)
     shape[axis] = size - shape[axis]
     return xp.concat([x, xp.full(tuple(shape), fill, dtype=x.dtype, device=device(x))], axis=axis)
-
-
-def _in_order(x: Array) -> Array:
-    """Return an array whose memory has the order of its axes, so that reshapes for slots are views."""
-    return array_namespace(x).reshape(array_namespace(x).reshape(x, (-1,)), x.shape)
 
 
 def put_rows(x: Any, rows: Sequence[int], values: Array) -> Any:

@@ -10,12 +10,11 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
-from numbers import Real
 from typing import Any, TypeVar
 
 from xformer import native, tree
 from xformer.backends import Array, array_namespace, device, dtype_name, extra, is_half_precision
-from xformer.config import check_bool, check_count
+from xformer.config import check_bool, check_count, check_number
 from xformer.errors import ConfigError, check_arguments, describe_type, nearest_hint
 from xformer.layers.basic import Initializer, Linear
 from xformer.layers.embedding import Embedding
@@ -163,8 +162,7 @@ def lora(
     check_count("rank", rank)
     use_dora = check_bool("use_dora", use_dora)
     scale = rank if alpha is None else alpha
-    if isinstance(scale, bool) or not isinstance(scale, Real) or not 0.0 < scale < math.inf:
-        raise ConfigError(f"alpha is {alpha!r}; expected a positive number")
+    check_number("alpha", scale, above=0)
     packed = PackedWeight, PackedBlocks
     model = map_weights(model, lambda _, __, weight: weight.unpack() if isinstance(weight, packed) else weight)
     layers = linear_maps(model)
@@ -356,7 +354,7 @@ def pack(module: AnyModule, inputs: str | None = None) -> AnyModule:
     def convert(_: str, layer: Module, weight: Any) -> Any:
         array = weight.elements if isinstance(weight, InferenceWeight) else weight
         is_float = array_namespace(array).name == "numpy" and dtype_name(weight.dtype) == "float32"
-        return weight if _is_packed(weight) or not is_float else _packed(layer, weight)
+        return weight if getattr(weight, "is_packed", False) or not is_float else _packed(layer, weight)
 
     return map_weights(module, convert)
 
@@ -389,10 +387,6 @@ def _packed(layer: Module, weight: Any) -> PackedWeight:
     return PackedWeight.pack(weight.T).T if is_table else PackedWeight.pack(weight)
 
 
-def _is_packed(weight: Any) -> bool:
-    return isinstance(weight, InferenceWeight) and weight.is_packed
-
-
 def is_packed(module: Any) -> bool:
     """Return whether `unpack` changes a module."""
     return any(weight.is_packed for weight in inference_weights(module))
@@ -422,4 +416,4 @@ def unpack(module: AnyModule) -> AnyModule:
     """Return a module with the weights that `pack` got; those in the blocks of a GGUF file become float32."""
     if not is_packed(module):
         return module
-    return map_weights(module, lambda _, layer, weight: weight.unpack() if _is_packed(weight) else weight)
+    return map_weights(module, lambda _, __, x: x.unpack() if getattr(x, "is_packed", False) else x)

@@ -84,12 +84,9 @@ class BaseModel(Module):
             received, expected = describe_type(config), f"{self.config_class.__name__}(...)"
             raise ConfigError(f"{type(self).__name__} got {received} as config; expected {expected}")
         self.config = config
-        init = (
-            seed
-            if isinstance(seed, layers.Initializer)
-            else layers.Initializer(xp, seed=seed, dtype=dtype, device=device)
-        )
-        self._build(LayerFactory(config, init))
+        if not isinstance(seed, layers.Initializer):
+            seed = layers.Initializer(xp, seed=seed, dtype=dtype, device=device)
+        self._build(LayerFactory(config, seed))
 
     def _build(self, make: LayerFactory) -> None:
         """Set the fields of the model."""

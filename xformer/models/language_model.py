@@ -7,6 +7,7 @@ from typing import Any
 
 from xformer import masks, native
 from xformer.backends import Array, array_namespace, device
+from xformer.config import check_count
 from xformer.errors import ConfigError
 from xformer.layers import Embedding, EncoderLayer, InputEmbedding, Linear, SharedNormEncoderLayer
 from xformer.layers.basic import Norm
@@ -136,8 +137,7 @@ class LanguageModel(BaseModel, init=False):
         Raises:
             ConfigError: If batch_size is less than 1.
         """
-        if batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size}; expected at least 1")
+        check_count("batch_size", batch_size)
         parameter = self._parameter
         xp = array_namespace(parameter)
         vector = xp.zeros((1, self.config.d_model), dtype=parameter.dtype, device=device(parameter))

@@ -12,7 +12,7 @@ from xformer import layers
 from xformer.backends import Array, array_namespace, from_host, is_floating
 from xformer.errors import ConfigError, ShapeError, describe_type
 from xformer.layers.basic import Norm, as_dtype_of
-from xformer.layers.cache import DecodingCache, Memory, check_memory, last_tokens
+from xformer.layers.cache import DecodingCache, Memory, last_tokens
 from xformer.layers.positions import RelativePositions, remaining_length
 from xformer.layers.transformer import carried, final, total
 from xformer.models.base import BaseModel, LayerFactory
@@ -22,7 +22,7 @@ from xformer.models.language_model import LanguageModel
 from xformer.models.token_ids import as_lengths, as_token_ids, check_padding_mask, ids_of, padding_mask, positions_of
 from xformer.random import Rng, split_rng
 from xformer.tracing.activations import named, record
-from xformer.tree import is_array, wrong_array
+from xformer.tree import check_array, is_array, wrong_array
 
 Positions = RelativePositions | tuple[RelativePositions | None, ...] | None
 
@@ -169,7 +169,7 @@ class Transformer(BaseModel, init=False):
             Logits of shape (batch, target length, target_vocab_size).
         """
         target = self.target_ids(target)
-        check_memory(memory, target, self.config.d_model)
+        check_array(memory, "memory", target.shape[0], "source length", self.config.d_model)
         state = Memory(as_dtype_of(memory, self._parameter), None, source_mask, None)
         if source is not None:
             state.ids = ids_of(self.source_ids(source))

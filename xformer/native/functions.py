@@ -103,41 +103,20 @@ def _fill(out: Any, value: Any) -> bool:
 # --- elementwise functions ----------------------------------------------------------------------------------------
 
 
-def _elementwise(operation: str, dtypes: tuple[Any, ...], *names: str) -> None:
-    """Register a function whose operands are cast to the dtype of the result."""
+def _elementwise(operation: str, dtypes: tuple[Any, ...], *names: str, is_predicate: bool = False) -> None:
+    """Register a function whose operands are cast to the dtype of the result, or to a common one for a predicate."""
 
     @_lowering(operation, *names)
     def lower(out: Any, /, *operands: Any) -> bool:
-        if out.dtype not in dtypes or not all(map(_is_operand, operands)):
+        if not all(map(_is_operand, operands)):
             return False
-        native.call(operation, (*[_operand(x, out.dtype) for x in operands], out))
-        return True
-
-
-def _comparison(operation: str, *names: str) -> None:
-    @_lowering(operation, *names)
-    def lower(out: Any, a: Any, b: Any, /) -> bool:
-        if not (_is_operand(a) and _is_operand(b)):
-            return False
-        dtype = np.result_type(a, b)
-        for x in (a, b):  # NumPy compares integers of Python with any dtype
+        dtype = np.result_type(*operands) if is_predicate else out.dtype
+        for x in operands if is_predicate else ():  # NumPy compares integers of Python with any dtype
             if type(x) is int and dtype in _INTEGERS and not np.iinfo(dtype).min <= x <= np.iinfo(dtype).max:
                 return False
-        if dtype not in (*_NUMBERS, _BOOL):
-            return False
-        native.call(operation, (_operand(a, dtype), _operand(b, dtype), out))
-        return True
-
-
-def _classification(operation: str, of_integers: bool) -> None:
-    """Register a predicate; that of all integers is known."""
-
-    @_lowering(operation)
-    def lower(out: Any, x: Any, /) -> bool:
-        if x.dtype not in _FLOATS:
-            return _fill(out, of_integers)
-        native.call(operation, (x, out))
-        return True
+        if dtype in dtypes:
+            native.call(operation, (*[_operand(x, dtype) for x in operands], out))
+        return dtype in dtypes
 
 
 _elementwise("add", _NUMBERS, "operator_add")
@@ -149,8 +128,8 @@ _elementwise("remainder", _INTEGERS, "operator_mod")
 for _name in ("maximum", "minimum"):  # of floats, NumPy decides by the processor which of two zeros is larger
     _elementwise(_name, _INTEGERS)
 for _names in (("equal", "eq"), ("not_equal", "ne"), ("less", "lt"), ("less_equal", "le"), ("greater", "gt")):
-    _comparison(_names[0], f"operator_{_names[1]}")
-_comparison("greater_equal", "operator_ge")
+    _elementwise(_names[0], (*_NUMBERS, _BOOL), f"operator_{_names[1]}", is_predicate=True)
+_elementwise("greater_equal", (*_NUMBERS, _BOOL), "operator_ge", is_predicate=True)
 for _name in ("and", "or", "xor"):
     _elementwise(f"logical_{_name}", (_BOOL,), f"bitwise_{_name}", f"operator_{_name}")
 _elementwise("negative", _NUMBERS, "operator_neg")
@@ -160,8 +139,8 @@ for _name in ("square", "sign"):
 for _name in ("sqrt", "reciprocal"):
     _elementwise(_name, _FLOATS)
 _elementwise("logical_not", (_BOOL,), "bitwise_invert", "operator_invert")
-for _name, _of_integers in (("isfinite", True), ("isinf", False), ("isnan", False)):
-    _classification(_name, _of_integers)
+for _name in ("isfinite", "isinf", "isnan"):
+    _elementwise(_name, _FLOATS, is_predicate=True)
 
 
 @_lowering("where")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from numbers import Real
 from typing import Any, Literal
 
 from xformer.backends import Array, array_namespace, extra
-from xformer.errors import ConfigError, check_choice
+from xformer.config import check_number
+from xformer.errors import check_choice
 from xformer.ops.operation import OPERATIONS, Operation, Signature
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "relu_squared", "quick_gelu"]
@@ -253,12 +253,6 @@ _dropout = Operation("dropout", "x: (...) float, mask: (...) bool -> (...)", _dr
 _MASK = Signature("x: (...) float, mask: ~(...) bool", {})
 
 
-def check_keep_probability(value: Any) -> None:
-    """Raise ConfigError unless a value is a number above 0 and at most 1."""
-    if not isinstance(value, Real) or not 0.0 < value <= 1.0:  # type: ignore[operator]
-        raise ConfigError(f"keep_probability is {value!r}; expected a number above 0 and at most 1")
-
-
 def dropout(x: Array, mask: Array, keep_probability: float) -> Array:
     """Set elements to zero where the mask is False, and divide the others by `keep_probability`.
 
@@ -275,7 +269,7 @@ def dropout(x: Array, mask: Array, keep_probability: float) -> Array:
     Raises:
         ShapeError: If shapes or dtypes do not match.
     """
-    check_keep_probability(keep_probability)
+    check_number("keep_probability", keep_probability, above=0, at_most=1)
     if getattr(mask, "shape", None) != getattr(x, "shape", None):
         _MASK.check("dropout", (x, mask))
         mask = array_namespace(mask).broadcast_to(mask, x.shape)

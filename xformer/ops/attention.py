@@ -11,9 +11,9 @@ from typing import Any
 
 from xformer.backends import Array, accumulation_dtype, array_namespace, device, extra, is_half_precision
 from xformer.backends.array_types import Device, Namespace
-from xformer.config import check_bool, check_count
-from xformer.errors import ConfigError, ShapeError
-from xformer.ops.activations import apply_dropout, check_keep_probability
+from xformer.config import check_bool, check_count, check_number
+from xformer.errors import ShapeError
+from xformer.ops.activations import apply_dropout
 from xformer.ops.operation import FINITE, Operation
 from xformer.ops.softmax import softmax, softmax_cotangent
 
@@ -115,8 +115,7 @@ def _scores(query: Array, key: Array, bias: Any, scale: float, softcap: Any = No
     xp = array_namespace(query, key, bias)
     scores = product(query, xp.matrix_transpose(repeat_kv(key, query)), scale, wide=True)
     if softcap is not None:
-        if not softcap > 0:
-            raise ConfigError(f"softcap is {softcap!r}; expected a number above 0, or None")
+        check_number("softcap", softcap, above=0)
         scores = xp.tanh(scores * (1.0 / softcap)) * softcap
     return scores if bias is None else scores + bias
 
@@ -313,7 +312,7 @@ def attention(
         q, k, v = _with_four_axes(q, k, v)
     scale = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
     if keep_probability != 1.0:
-        check_keep_probability(keep_probability)
+        check_number("keep_probability", keep_probability, above=0, at_most=1)
     if type(causal) is not bool:
         causal = check_bool("causal", causal)
     is_edited = edit_scores is not None or edit_weights is not None

@@ -145,18 +145,6 @@ def num_columns(blocks: Array) -> int:
     return int(blocks.shape[1]) * _FORMATS[blocks.shape[2]].num_values
 
 
-def dequantize(blocks: Array) -> Any:
-    """Return the values of quantized blocks.
-
-    Args:
-        blocks: Array of shape (rows, blocks of a row, bytes of a block), uint8.
-
-    Returns:
-        Array of shape (rows, columns), float32.
-    """
-    return _dequantize(blocks)
-
-
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
@@ -298,8 +286,8 @@ def _linear_vjp(g: Array, blocks: Array, needs: Any) -> tuple[Any, ...]:
 
 _IS_FORMAT = {f"blocks of {', '.join(map(str, _FORMATS))} bytes": lambda sizes: sizes["bytes"] in _FORMATS}
 
-# Without a derivative: blocks are constants.
-_dequantize = Operation(
+# The values of quantized blocks, float32. Without a derivative: blocks are constants.
+dequantize = Operation(
     "dequantize",
     "blocks: (rows, blocks, bytes) int -> (rows, columns)",
     lambda blocks, *, save: (array_namespace(blocks).concat(list(_chunks(blocks)), axis=0), None),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,16 +50,53 @@ class Expert(NamedTuple):
 
 def arrays_of(experts: Sequence[Expert], arrays: Sequence[Array]) -> list[Sequence[Array]]:
     """Return the arrays of each expert."""
-    parts, start = [], 0
-    for expert in experts:
-        parts.append(arrays[start : start + expert.num_arrays])
-        start += expert.num_arrays
-    return parts
+    ends = itertools.accumulate((expert.num_arrays for expert in experts), initial=0)
+    return [arrays[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def _where(mask: Array, rows: Array) -> Array:
-    xp = array_namespace(mask, rows)
-    return xp.where(mask, rows, xp.zeros_like(rows))
+# Rows of an expert: a slice where they are sorted and values can be read, else a mask of all rows.
+Rows = Any
+
+
+def _of(rows: Rows, x: Array) -> Any:
+    """Return the rows of an expert, all rows with zeros in place of those of others if they are a mask."""
+    if isinstance(rows, slice):
+        return x[rows, ...]
+    xp = array_namespace(rows, x)
+    return xp.where(rows, x, xp.zeros_like(x))
+
+
+def _together(selections: Sequence[Rows], parts: Iterable[Array]) -> Any:
+    """Return all rows, given those of each expert."""
+    if isinstance(selections[0], slice):
+        parts = list(parts)
+        return array_namespace(*parts).concat(parts, axis=0)
+    return functools.reduce(operator.add, map(_of, selections, parts))
+
+
+def _apply(x: Array, calls: Sequence[tuple[Rows, Expert, Sequence[Array]]], *, save: bool) -> tuple[Array, Any]:
+    saved = []
+
+    def outputs() -> Iterator[Array]:
+        for rows, expert, arrays in calls:
+            y, pull = expert.apply(_of(rows, x), arrays, save=save)
+            saved.append((rows, pull))
+            yield y
+
+    return _together([rows for rows, _, _ in calls], outputs()), saved
+
+
+def experts_vjp(g: Array, saved: Any, needs: Any, *, experts: tuple[Expert, ...]) -> tuple[Any, ...]:
+    """Return the cotangents of the rows and of the arrays of all experts."""
+    cotangents: list[Any] = []
+
+    def parts() -> Iterator[Array]:
+        for rows, pull in saved:
+            drows, *own = pull([_of(rows, g)])
+            cotangents.extend(own)
+            yield drows
+
+    return _together([rows for rows, _ in saved], parts()), None, *cotangents
 
 
 def _forward(
@@ -64,43 +104,19 @@ def _forward(
 ) -> tuple[Array, Any]:
     """Apply every expert to all rows, those of others being zeros, so that no shape depends on values."""
     xp = array_namespace(x, *arrays)
-    total: Any = None
-    saved = []
-    for index, (expert, own) in enumerate(zip(experts, arrays_of(experts, arrays), strict=True)):
-        mask = xp.expand_dims(expert_indices == index, axis=1)
-        y, pull = expert.apply(_where(mask, x), own, save=save)
-        saved.append((mask, pull))
-        y = _where(mask, y)
-        total = y if total is None else total + y
-    return total, saved
-
-
-def _vjp(g: Array, saved: Any, needs: Any, *, experts: tuple[Expert, ...]) -> tuple[Any, ...]:
-    dx: Any = None
-    cotangents = []
-    for mask, pull in saved:
-        drows, *own = pull([_where(mask, g)])
-        drows = _where(mask, drows)
-        dx = drows if dx is None else dx + drows
-        cotangents += own
-    return dx, None, *cotangents
+    masks = [xp.expand_dims(expert_indices == index, axis=1) for index in range(len(experts))]
+    return _apply(x, list(zip(masks, experts, arrays_of(experts, arrays), strict=True)), save=save)
 
 
 def sliced_forward(
     x: Array, expert_indices: Array, *arrays: Array, experts: tuple[Expert, ...], save: bool
 ) -> tuple[Array, Any]:
     """Apply each expert to a slice with its rows, for libraries where values can be read."""
-    xp = array_namespace(x, *arrays)
-    outputs, saved, start = [], [], 0
-    own = arrays_of(experts, arrays)
-    for index, count in enumerate(_counts(expert_indices, len(experts))):
-        rows = slice(start, start + count)
-        start += count
-        if count or save or (index == 0 and not x.shape[0]):
-            y, pull = experts[index].apply(x[rows, ...], own[index], save=save)
-            outputs.append(y)
-            saved.append((rows, pull))
-    return xp.concat(outputs, axis=0), saved
+    ends = itertools.accumulate(_counts(expert_indices, len(experts)), initial=0)
+    slices = itertools.starmap(slice, itertools.pairwise(ends))
+    calls = list(zip(slices, experts, arrays_of(experts, arrays), strict=True))
+    used = calls if save else [call for call in calls if call[0].start < call[0].stop]
+    return _apply(x, used or calls[:1], save=save)
 
 
 def _counts(expert_indices: Any, num_experts: int) -> list[int]:
@@ -112,21 +128,11 @@ def _counts(expert_indices: Any, num_experts: int) -> list[int]:
     return counts
 
 
-def sliced_vjp(g: Array, saved: Any, needs: Any, *, experts: tuple[Expert, ...]) -> tuple[Any, ...]:
-    """Return the cotangents for `sliced_forward`."""
-    parts, cotangents = [], []
-    for rows, pull in saved:
-        drows, *own = pull([g[rows, ...]])
-        parts.append(drows)
-        cotangents += own
-    return array_namespace(g).concat(parts, axis=0), None, *cotangents
-
-
 _operation = Operation(
     "experts",
     "x: (rows, in_features) float, expert_indices: (rows) int, {array: (...) real}* -> (rows, out_features)",
     _forward,
-    _vjp,
+    experts_vjp,
 )
 
 

@@ -169,5 +169,4 @@ def add_norm(
     Returns:
         The sum and its norm; without keep_sum the norm.
     """
-    options = {"epsilon": epsilon, "centered": centered, "keep_sum": keep_sum}
-    return _add_norm(x, y, weight, bias, **options)
+    return _add_norm(x, y, weight, bias, epsilon=epsilon, centered=centered, keep_sum=keep_sum)

@@ -408,7 +408,8 @@ class Operation:
     def enable_kernels(self, library: Library) -> list[Kernel]:
         """Return the kernels that XFORMER_KERNELS does not switch off, as they run on arrays of a library."""
         mode = _mode()
-        kernels = [kernel for kernel in kernels_of(self.name, library.name) if _is_enabled(kernel, mode)]
+        kernels = [each for each in kernels_of(self.name, library.name) if each.disabled_by not in mode.split(",")]
+        kernels = [] if mode == "portable" else kernels
         if env_flag("XFORMER_CHECK_KERNELS"):
             kernels = [kernel._replace(forward=checked(kernel, self)) for kernel in kernels]
         elif kernels and env_value("XFORMER_CHECK_KERNELS") != "0" and library.kernel_identity() is not None:
@@ -555,10 +556,6 @@ def _mode() -> str:
         received = f"XFORMER_KERNELS is {mode!r}"
         raise ConfigError(f"{received}; expected 'auto', 'portable', 'no-native', 'no-cudnn' or 'no-native,no-cudnn'")
     return mode
-
-
-def _is_enabled(kernel: Kernel, mode: str) -> bool:
-    return mode != "portable" and kernel.disabled_by not in mode.split(",")
 
 
 def _operation(name: Any) -> Operation:

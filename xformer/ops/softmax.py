@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from xformer.backends import Array, accumulation_dtype, array_namespace, device, extra, is_integer, to_library_of
+from xformer.config import check_number
 from xformer.errors import ConfigError, DataError, ShapeError
 from xformer.ops.operation import Operation
 
@@ -148,10 +149,8 @@ def cross_entropy(
         DataError: If a label is out of range; checked where reading values is cheap.
         ConfigError: If label_smoothing or z_loss is out of range.
     """
-    if not 0.0 <= label_smoothing < 1.0:
-        raise ConfigError(f"label_smoothing is {label_smoothing}; expected a number in [0, 1)")
-    if not 0.0 <= z_loss < math.inf:
-        raise ConfigError(f"z_loss is {z_loss}; expected a number of at least 0")
+    check_number("label_smoothing", label_smoothing, at_least=0, below=1)
+    check_number("z_loss", z_loss, at_least=0)
     settings = {"pad_id": _NO_LABEL if pad_id is None else pad_id, "label_smoothing": label_smoothing, "z_loss": z_loss}
     is_token = None
     labels = to_library_of(labels, logits, "labels are")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from xformer.backends import to_host
-from xformer.config import check_count
+from xformer.config import check_count, check_number
 from xformer.data.audio import HOP_LENGTH, SAMPLE_RATE, log_mel_spectrogram, read_samples, split_at_pauses
 from xformer.errors import CheckpointError, ConfigError, check_choice, nearest_hint
 from xformer.generation import GenerationConfig, Hypothesis, generate
@@ -79,9 +79,7 @@ class Transcriber(Pipeline):
         check_vocabulary("tokenizer", tokenizer, model.vocab_size)
         self.model, self.tokenizer = model, tokenizer
         self.alignment_heads = _check_heads(alignment_heads, model.config)
-        if not _is_number(max_initial_timestamp) or not 0.0 <= float(max_initial_timestamp) < math.inf:
-            received = f"max_initial_timestamp is {max_initial_timestamp!r:.80}"
-            raise ConfigError(f"{received}; expected a finite number of at least 0")
+        check_number("max_initial_timestamp", max_initial_timestamp, at_least=0)
         self.max_initial_timestamp = float(max_initial_timestamp)
         self.defaults = GenerationConfig() if defaults is None else defaults
         self.multilingual = model.vocab_size > _ENGLISH_VOCABULARY if multilingual is None else multilingual

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xformer import native
-from xformer.backends import resolve
+from xformer.backends import Library, resolve
 from xformer.backends.arrays import check_class
 from xformer.errors import DifferentiationError, JitError
 from xformer.native.functions import LOWERINGS
@@ -124,6 +124,7 @@ class GraphTrace(Trace):
 
     is_writable = True
     trace_level = 0  # it computes no derivatives
+    apply = Library.apply  # by the kernels that `select` returns
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -350,12 +351,6 @@ class GraphTrace(Trace):
             result = owner if is_writable or is_number else np.broadcast_to(owner, owner.shape)  # read-only, too
             return self.wrap(result, is_number=is_number)
         return self.wrap(result)
-
-    def apply(self, operation: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Compute an operation of `xformer.ops`, and append what its kernel computes."""
-        dtype = operation.signature.check(operation.name, arrays)
-        kernel = self.select(operation, arrays, options, dtype, save=False)
-        return kernel.forward(*arrays, save=False, **options)[0]
 
     def select(self, operation: Any, arrays: Any, options: dict[str, Any], dtype: str, *, save: bool) -> Any:
         """Return a kernel of an operation that also appends what it computes, or the definition."""

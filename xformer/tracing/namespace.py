@@ -78,8 +78,6 @@ class GradTrace(record.Trace):
             call = record.bind_sequence(self, name, function, SEQUENCE_RULES[name])
         elif name in OUTPUT_RULES:
             call = record.bind_outputs(self, name, function, OUTPUT_RULES[name])
-        elif name == "unstack":
-            call = record.bind_unstack(self, function)
         else:
             call = record.bind_without_rule(self, name, function)
         return functools.wraps(function)(call) if hasattr(function, "__name__") else call

@@ -61,7 +61,7 @@ _ARGUMENTS = {
     "roll": ("shift", "axis"),
     "linalg.qr": ("mode",),
 }
-_KNOWN = {*RULES, *SEQUENCE_RULES, *OUTPUT_RULES, *DECOMPOSITIONS, *NOT_DIFFERENTIABLE, "unstack"}
+_KNOWN = {*RULES, *SEQUENCE_RULES, *OUTPUT_RULES, *DECOMPOSITIONS, *NOT_DIFFERENTIABLE}
 _INSTEAD = {"where": "; use np.where(condition, x, y)", "out": "; use the result, as in y = np.add(a, b)"}
 _REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
 _REDUCTIONS |= {"logical_and": "all", "logical_or": "any"}
@@ -285,11 +285,11 @@ FUNCTIONS |= {
     "partition": lambda xp, x, kth, axis=-1: FUNCTIONS["sort"](xp, x, axis),
     "take_along_axis": lambda xp, x, indices, axis=-1: xp.take_along_axis(_flat(xp, x, axis), indices, axis=axis or 0),
     "compress": lambda xp, condition, x, axis=None: FUNCTIONS["take"](xp, x, np.flatnonzero(condition), axis),
-    "split": lambda xp, x, sections, axis=0: _split(xp, x, sections, axis, is_even=True),
-    "array_split": lambda xp, x, sections, axis=0: _split(xp, x, sections, axis),
-    "hsplit": lambda xp, x, sections: _split(xp, x, sections, int(x.ndim > 1), is_even=True),
-    "vsplit": lambda xp, x, sections: _split(xp, x, sections, 0, is_even=True),
-    "dsplit": lambda xp, x, sections: _split(xp, x, sections, 2, is_even=True),
+    "split": lambda xp, x, sections, axis=0: _split(xp, x, sections, axis),
+    "array_split": lambda xp, x, sections, axis=0: _split(xp, x, sections, axis, np.array_split),
+    "hsplit": lambda xp, x, sections: _split(xp, x, sections, int(x.ndim > 1)),
+    "vsplit": lambda xp, x, sections: _split(xp, x, sections, 0),
+    "dsplit": lambda xp, x, sections: _split(xp, x, sections, 2),
     "sort": lambda xp, x, axis=-1, kind=None, *, stable=None: xp.sort(_flat(xp, x, axis), axis=axis or 0),
     "argsort": lambda xp, x, axis=-1, kind=None, *, stable=None: xp.argsort(_flat(xp, x, axis), axis=axis or 0),
     "unique": lambda xp, x: _unique(xp, _flat(xp, x, None)),
@@ -340,14 +340,10 @@ def _along(xp: Any, x: Any, indices: Any, axis: int) -> Any:
     return x[(*[slice(None)] * (axis % x.ndim), indices)]
 
 
-def _split(xp: Any, x: Any, sections: Any, axis: int, *, is_even: bool = False) -> list[Any]:
-    size = x.shape[axis]
-    if isinstance(sections, int):
-        if is_even and size % sections:
-            raise ValueError("array split does not result in an equal division")
-        counts = [size // sections + (i < size % sections) for i in range(sections)]
-        sections = list(itertools.accumulate(counts))[:-1]
-    return [_along(xp, x, slice(i, j), axis) for i, j in itertools.pairwise((0, *sections, size))]
+def _split(xp: Any, x: Any, sections: Any, axis: int, split: Function = np.split) -> list[Any]:
+    """Return the parts into which a function of NumPy splits the positions along an axis."""
+    parts = [part.tolist() for part in split(np.arange(x.shape[axis]), sections)]
+    return [_along(xp, x, slice(part[0], part[-1] + 1) if part else slice(0), axis) for part in parts]
 
 
 @define("block")

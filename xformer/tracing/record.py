@@ -1,6 +1,6 @@
 """The functions of a trace: each computes in the base namespace, appends a record to the tape and wraps the result.
 
-There are four kinds: functions with a rule; functions of a list of arrays; unstack, which has several outputs; and
+There are four kinds: functions with a rule; functions of a list of arrays; functions with several outputs; and
 functions without a rule, whose result is a constant unless they have a decomposition.
 """
 
@@ -34,6 +34,9 @@ VIEWS = {
 class Trace:
     """A namespace that records what its functions compute in a base namespace.
 
+    A subclass has `bind(name, function)`, which returns the traced version of a function of the base namespace, and
+    `ended(name)`, which returns the error for a use of an array after the end.
+
     Attributes:
         base: The namespace below; the values of traced arrays are arrays of it.
         library: The library below all traces.
@@ -66,14 +69,6 @@ class Trace:
             raise AttributeError(f"{problem}; {hints.ARRAYS[name]}") from None
         setattr(self, name, value)
         return value
-
-    def ended(self, name: str) -> Exception:
-        """Return the error for a use of an array after the end."""
-        raise NotImplementedError
-
-    def bind(self, name: str, function: Function) -> Function:
-        """Return the traced version of a function of the base namespace."""
-        raise NotImplementedError
 
 
 def bind_rule(trace: Any, name: str, function: Function, rule: Rule) -> Function:
@@ -169,25 +164,6 @@ def bind_sequence(trace: Any, name: str, function: Function, formula: Function) 
     return innermost(trace, name, call, has_list=True)
 
 
-def bind_unstack(trace: Any, function: Function) -> Function:
-    """Return the traced version of unstack; the VJP of slicing would allocate an array of zeros for each slice."""
-
-    def pull(xp: Any, cotangents: Any, axis: int) -> Any:
-        used = next(g for g in cotangents if g is not None)
-        return (xp.stack([xp.zeros_like(used) if g is None else g for g in cotangents], axis=axis),)
-
-    def call(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
-        outputs = function(trace.unwrap(x), axis=axis)
-        if not outputs or trace.position(x) < 0:
-            results = map(trace.wrap, outputs)
-        else:
-            results = trace.record_outputs(outputs, pull, (trace.position(x),), axis)
-        before = (slice(None),) * (axis % x.ndim)
-        return tuple([as_view(x, y, "getitem", ((*before, i, ...),), {}) for i, y in enumerate(results)])
-
-    return innermost(trace, "unstack", call)
-
-
 def bind_outputs(trace: Any, name: str, function: Function, formula: Function) -> Function:
     """Return the traced version of a function of one array with several outputs, such as a factorization."""
 
@@ -198,10 +174,13 @@ def bind_outputs(trace: Any, name: str, function: Function, formula: Function) -
 
     def call(x: Any, /, **keywords: Any) -> Any:
         outputs = function(trace.unwrap(x), **keywords)
-        if trace.position(x) < 0:
-            return trace.wrap(outputs)
-        traced = trace.record_outputs(outputs, pull, (trace.position(x),), (x._value, tuple(outputs), keywords))
-        return rebuild_sequence(outputs, traced)
+        results = trace.wrap(outputs)
+        if outputs and trace.position(x) >= 0:
+            results = trace.record_outputs(outputs, pull, (trace.position(x),), (x._value, tuple(outputs), keywords))
+        if name == "unstack":
+            before = (slice(None),) * (keywords.get("axis", 0) % x.ndim)
+            results = [as_view(x, y, "getitem", ((*before, i, ...),), {}) for i, y in enumerate(results)]
+        return rebuild_sequence(outputs, results)
 
     return innermost(trace, name, call)
 

@@ -10,10 +10,9 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
-from numbers import Real
 from typing import Any, ClassVar
 
-from xformer.config import check_count
+from xformer.config import check_count, check_number
 from xformer.errors import ConfigError, check_arguments, describe_type
 from xformer.training.events import End, Event, Plan, Skip, Start, Step, Validation, format_limit
 from xformer.training.fit import TrainingLoop
@@ -210,8 +209,7 @@ def time_limit(minutes: float) -> TimeLimit:
     Raises:
         ConfigError: Unless it is a number above 0.
     """
-    if not isinstance(minutes, Real) or isinstance(minutes, bool) or not 0 < minutes < math.inf:
-        raise ConfigError(f"minutes is {minutes!r}; expected a number above 0")
+    check_number("minutes", minutes, above=0)
     return TimeLimit(float(minutes))
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from numbers import Real
 from typing import Any
 
 from xformer.backends import Array, accumulation_dtype, array_namespace, device, to_library_of
+from xformer.config import check_number
 from xformer.data.packing import IGNORE_INDEX, PackedBatch, TextChunks
 from xformer.data.pairs import Batch
 from xformer.distributed import Communicator, SingleProcess
-from xformer.errors import ConfigError, DataError, ShapeError, describe_type
+from xformer.errors import DataError, ShapeError, describe_type
 from xformer.layers import RecordedRouting, load_balancing_loss, record_routing
 from xformer.models import Encoder, LanguageModel, Transformer
 from xformer.ops import cross_entropy, softmax
@@ -50,8 +49,7 @@ def translation_loss(
         ConfigError: If r_drop is negative or not finite.
     """
     _check_batch(batch, "source", "target", "labels")
-    if not 0.0 <= r_drop < math.inf:
-        raise ConfigError(f"r_drop is {r_drop}; expected a number of at least 0")
+    check_number("r_drop", r_drop, at_least=0)
     source, target, labels = batch.source, batch.target, batch.labels
     is_double = r_drop > 0.0 and rng is not None
     if is_double:
@@ -154,8 +152,7 @@ def dpo_loss(
         ConfigError: If beta is not a positive number.
         BackendError: If log-probabilities of the policy are lists, or arrays of different libraries or devices.
     """
-    if not isinstance(beta, Real) or isinstance(beta, bool) or not 0.0 < float(beta) < math.inf:
-        raise ConfigError(f"beta is {beta!r}; expected a number above 0")
+    check_number("beta", beta, above=0)
     xp = array_namespace(policy_chosen, policy_rejected)
     references = [
         to_library_of(x, policy_chosen, "the log-probabilities of the reference are", dtype=policy_chosen.dtype)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from xformer.backends import Array, assign
-from xformer.config import Config, option
+from xformer.config import Config, check_number, option
 from xformer.errors import ConfigError, ShapeError, add_absent_methods
 from xformer.ops.optimizers import adafactor, adam, muon, sgd, zero_factors, zero_moment
 from xformer.threads import blas_threads, parallel_map
@@ -110,9 +109,8 @@ class _Optimizer(Config):
             kind, expected = type(state).__name__, self._state.__name__
             raise ConfigError(f"state is of {kind}; expected {expected}, from init(model) or the last update")
         step: Any = state.step
-        is_finite = isinstance(learning_rate, Real) and math.isfinite(learning_rate)
-        if not is_finite and not is_array(learning_rate):
-            raise ConfigError(f"learning_rate is {learning_rate!r}; expected a finite number")
+        if not is_array(learning_rate):
+            check_number("learning_rate", learning_rate)
         step = assign(step, step + 1) if donate and is_array(step) else step + 1
         trees = [flatten(tree) for tree in state[1:]]
         columns = [

@@ -9,10 +9,8 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable
-from numbers import Real
-from typing import Any
 
-from xformer.config import check_count
+from xformer.config import check_count, check_number
 from xformer.errors import ConfigError, check_arguments
 
 Schedule = Callable[..., float]
@@ -28,7 +26,7 @@ def inverse_square_root(peak: float, *, warmup_steps: int) -> Schedule:
         peak: Largest learning rate.
         warmup_steps: Number of steps until the peak.
     """
-    _check_rates(peak=peak)
+    check_number("peak", peak)
     check_count("warmup_steps", warmup_steps)
     factor = peak * math.sqrt(warmup_steps)
     return lambda step: factor * min(math.pow(max(1, step), -0.5), step * math.pow(warmup_steps, -1.5))
@@ -42,7 +40,7 @@ def constant(peak: float, *, warmup_steps: int = 0) -> Schedule:
         peak: Largest learning rate.
         warmup_steps: Number of steps until the peak.
     """
-    _check_rates(peak=peak)
+    check_number("peak", peak)
     check_count("warmup_steps", warmup_steps, at_least=0)
     return lambda step: peak if step >= warmup_steps else peak * step / warmup_steps
 
@@ -94,7 +92,8 @@ def _falling(
     shape: Callable[[float], float], peak: float, warmup_steps: int, total_steps: int | None, floor: float
 ) -> Schedule:
     """Fall from peak to floor along `shape`, which maps the progress of the fall, 0 to 1, to 1 to 0."""
-    _check_rates(peak=peak, floor=floor)
+    check_number("peak", peak)
+    check_number("floor", floor)
     check_count("warmup_steps", warmup_steps, at_least=0)
 
     def rate(step: int, total: float, rise: float) -> float:
@@ -107,9 +106,3 @@ def _falling(
         return lambda step, total_steps: rate(step, total_steps, min(warmup_steps, total_steps / 2))
     check_count("total_steps", total_steps)
     return lambda step: rate(step, total_steps, warmup_steps)
-
-
-def _check_rates(**rates: Any) -> None:
-    for name, rate in rates.items():
-        if not isinstance(rate, Real) or not math.isfinite(rate):
-            raise ConfigError(f"{name} is {rate!r}; expected a finite number")

@@ -9,7 +9,7 @@ from xformer.backends import device, extra, is_integer
 from xformer.backends import device as device_of
 from xformer.errors import DifferentiationError
 from xformer.tracing.record import base_function
-from xformer.tracing.rule import decomposition, defvjp, defvjp_sequence
+from xformer.tracing.rule import decomposition, defvjp, defvjp_outputs, defvjp_sequence
 from xformer.tracing.rules.elementwise import squared_size
 from xformer.tree import is_array
 
@@ -85,6 +85,11 @@ def _concat(xp: Any, g: Any, shapes: Any, *, axis: int | None = 0) -> list[Any]:
 @defvjp_sequence("stack")
 def _stack(xp: Any, g: Any, shapes: Any, *, axis: int = 0) -> list[Any]:
     return list(xp.unstack(g, axis=axis))
+
+
+@defvjp_outputs("unstack")
+def _unstack(xp: Any, g: Any, x: Any, outputs: Any, *, axis: int = 0) -> Any:
+    return xp.stack(g, axis=axis)  # the VJP of slicing would allocate an array of zeros for each slice
 
 
 @decomposition("full_like")
