@@ -13,4 +13,4 @@ def test_the_command_prints_why_a_library_is_refused(xformer):
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("## numpy\n")
     done = xformer("check-backend", "numpy", "--time-limit", "0")
-    assert (done.code, done.err) == (2, "error: time_limit is 0; expected a number above 0\n")
+    assert (done.code, done.err) == (2, "error: time_limit is 0.0; expected a number above 0\n")

@@ -17,10 +17,10 @@ from xformer.layers.basic import Dropout, Init, Linear, Norm, as_dtype_of, initi
 from xformer.layers.cache import KVCache
 from xformer.layers.positions import Rotation
 from xformer.ops import project_heads
-from xformer.ops.attention import Edit, attention, attention_weights, cached_attention, fuses_cache, visible
+from xformer.ops.attention import Edit, attention, cached_attention, fuses_cache, visible
 from xformer.ops.linear import merge_heads, split_heads
 from xformer.random import Rng
-from xformer.tracing.activations import OPEN_BLOCKS, call_on_host, is_observing, named, observers
+from xformer.tracing.activations import OPEN_BLOCKS, call_on_host, is_observing, named, observers, record
 from xformer.tree import Module, wrong_array
 
 PROJECTIONS = ("query", "key", "value", "output")
@@ -166,7 +166,7 @@ class MultiHeadAttention(Module):
             k, v = cache.append(k, v)
         options: dict[str, Any] = {"causal": causal}
         if self.window is not None and cache is not None:
-            mask = self._within_window(self.window, mask, q, k, cache)
+            mask = self._within_window(self.window, mask, q, k, cache.index)
         elif self.window is not None:
             options["window"] = self.window
         bias = None if bias is None else self._score_bias(bias, q, k)
@@ -221,28 +221,15 @@ class MultiHeadAttention(Module):
         merged = merge_heads(named(self, "heads", self._heads(q, key, cache.value, mask, None, None, edits=edits)))
         return named(self, "output", self.output(xp.reshape(merged, (rows, queries, merged.shape[-1]))))
 
-    def weights(
-        self,
-        query: Array,
-        key: Array | None = None,
-        *,
-        mask: Array | None = None,
-        bias: Array | None = None,
-        rotation: Rotation | None = None,
-        causal: bool = False,
-    ) -> Array:
+    def weights(self, *inputs: Array, **options: Any) -> Array:
         """Return the attention weights of each head, for inspection: (batch, heads, queries, keys).
 
         Arguments are those of a call.
         """
-        q, k = self._project(query=query, key=query if key is None else key)
-        q, k = _rotated(rotation, q, k)
-        if self.window is not None:
-            mask = self._within_window(self.window, mask, q, k)
-        return self._weights(q, k, mask, None if bias is None else self._score_bias(bias, q, k), causal=causal)
-
-    def _weights(self, q: Array, k: Array, mask: Array | None, bias: Array | None, **options: Any) -> Array:
-        return attention_weights(q, k, mask, bias, scale=self.scale, **options)
+        with record(self, "weights") as activations:
+            self(*inputs, **options)
+        weights: Array = activations["weights"]
+        return weights
 
     def keys_and_values(self, key: Array, value: Array | None = None) -> tuple[Array, Array]:
         """Project keys and values into heads.
@@ -283,11 +270,9 @@ class MultiHeadAttention(Module):
         """Apply the norm of queries or keys, (batch, heads, length, head_dim)."""
         return norm(x)
 
-    def _within_window(
-        self, size: int, mask: Array | None, q: Array, k: Array, cache: KVCache | None = None
-    ) -> Array | None:
-        """Return a mask that is also False for keys beyond a window."""
-        start = None if cache is None or cache.index is None else cache.index[:, None, None, None]
+    def _within_window(self, size: int, mask: Array | None, q: Array, k: Array, index: Any) -> Array | None:
+        """Return a mask that is also False for keys beyond a window; `index` is that of the cache."""
+        start = None if index is None else index[:, None, None, None]
         lengths, options = (q.shape[2], k.shape[2]), {"xp": array_namespace(q), "device": device(q)}
         return masks.combine(mask, masks.sliding_window(*lengths, size=size, start=start, **options))
 
@@ -395,12 +380,6 @@ class FamilyAttention(MultiHeadAttention):
             k, v, *masks = self._with_sinks(k, v, mask, bias)  # type: ignore[assignment]
         return super()._attend(q, k, v, *masks, edits=edits, softcap=self.softcap, **options)
 
-    def _weights(self, q: Array, k: Array, mask: Array | None, bias: Array | None, **options: Any) -> Array:
-        if self.sinks is None:
-            return super()._weights(q, k, mask, bias, softcap=self.softcap, **options)
-        k, _, mask, bias = self._with_sinks(k, k, mask, bias)
-        return super()._weights(q, k, mask, bias, softcap=self.softcap, **options)[..., 1:]
-
     def _with_sinks(
         self, k: Array, v: Array, mask: Array | None, bias: Array | None
     ) -> tuple[Array, Array, Array | None, Array]:
@@ -441,10 +420,6 @@ class DisentangledAttention(FamilyAttention, init=False):
             Array of the shape of x.
         """
         return super().__call__(x, bias=distances, **options)
-
-    def weights(self, x: Array, *, distances: Array, **options: Any) -> Array:  # type: ignore[override]
-        """Return the attention weights of each head, for inspection; arguments are those of a call."""
-        return super().weights(x, bias=distances, **options)
 
     def _score_bias(self, distances: Array, q: Array, k: Array) -> Array:
         """Return the scores of queries and distances and of distances and keys."""

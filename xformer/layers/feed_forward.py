@@ -5,9 +5,9 @@ A mixture of experts (Shazeer et al., 2017) has a load-balancing loss (Fedus et 
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from xformer.backends import Array, array_namespace, device, dtype_name, extra, is_half_precision, to_library_of
@@ -157,12 +157,11 @@ class RecordedRouting(NamedTuple):
 _RECORDED: Collector[RecordedRouting] = Collector("recorded routing")
 
 
-@contextlib.contextmanager
-def record_routing() -> Iterator[list[RecordedRouting]]:
+def record_routing() -> AbstractContextManager[list[RecordedRouting]]:
     """Record the routing of every call of a `MixtureOfExperts` inside the block, e.g. for `load_balancing_loss`.
 
-    Yields:
-        The list that the routing is appended to, in the order of the calls.
+    Returns:
+        A context manager of the list that the routing is appended to, in the order of the calls.
 
     Examples:
         >>> import numpy as np
@@ -172,8 +171,7 @@ def record_routing() -> Iterator[list[RecordedRouting]]:
         >>> routing[0].probabilities.shape, routing[0].experts.shape
         ((10, 3), (10, 2))
     """
-    with _RECORDED.collect() as recorded:
-        yield recorded
+    return _RECORDED.collect()
 
 
 class MixtureOfExperts(Module):

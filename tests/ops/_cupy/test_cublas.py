@@ -19,6 +19,7 @@ from xformer.backends import array_namespace
 from xformer.errors import is_out_of_memory
 from xformer.kernels.cupy import cublas, launch
 from xformer.kernels.cupy.cublas import batched_product
+from xformer.threads import setting
 
 
 @pytest.fixture
@@ -193,7 +194,7 @@ def test_the_arguments_of_products_at_addresses(calls):
 def test_products_under_capture_use_the_workspace_of_the_graph(calls):
     library, calls = calls
     binding = cublas._Direct(library)
-    with cublas.captured_workspace(4096, 64):
+    with setting(cublas.WORKSPACE, (4096, 64)):
         binding.gemmStridedBatchedEx(12345, *SIZES, *A, *B, "beta", *C, 1, 68, -1)
     assert list(calls) == ["cublasSetStream_v2", "cublasSetWorkspace_v2", "cublasGemmEx"]
     assert calls.pop("cublasSetWorkspace_v2") == (12345, 4096, 64)

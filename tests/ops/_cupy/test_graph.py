@@ -331,9 +331,9 @@ def test_threads_have_streams_of_their_own(record):
 def test_products_of_a_graph_share_a_workspace(record):
     make, _ = record
     workspaces = []
-    make(lambda copy: workspaces.append(cublas._captured.workspace))()
+    make(lambda copy: workspaces.append(cublas.WORKSPACE.get()))()
     assert workspaces == [(4096, 32 << 20)]
-    assert cublas._captured.workspace is None
+    assert cublas.WORKSPACE.get() is None
 
 
 @pytest.mark.parametrize("name", ["numpy", "array_api_strict"])

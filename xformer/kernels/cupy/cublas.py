@@ -8,13 +8,11 @@ batch stride.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import math
 import os
-import threading
-from collections.abc import Iterator
+from contextvars import ContextVar
 from ctypes import c_double, c_float, c_int, c_int64, c_size_t, c_void_p
 from typing import Any, NamedTuple
 
@@ -73,24 +71,9 @@ class CublasError(RuntimeError):
         self.is_unsupported = status in _UNSUPPORTED
 
 
-class _Captured(threading.local):
-    workspace: tuple[int, int] | None = None  # address and size
-
-
-_captured = _Captured()
-
-
-@contextlib.contextmanager
-def captured_workspace(address: int, size: int) -> Iterator[None]:
-    """Let the products of a block, which a CUDA graph captures, use some bytes as their workspace.
-
-    cuBLAS would otherwise allocate one for each of them inside the graph.
-    """
-    _captured.workspace = address, size
-    try:
-        yield
-    finally:
-        _captured.workspace = None
+# Address and size of the workspace of products that a CUDA graph captures; cuBLAS would otherwise allocate one for each
+# of them inside the graph.
+WORKSPACE: ContextVar[tuple[int, int] | None] = ContextVar("workspace", default=None)
 
 
 class _Direct:
@@ -119,8 +102,8 @@ class _Direct:
 
     def _enqueue(self, function: str, handle: int, *arguments: Any) -> None:
         self._call("cublasSetStream_v2", handle, launch.current()[1])  # which also resets the workspace
-        if _captured.workspace is not None:
-            self._call("cublasSetWorkspace_v2", handle, *_captured.workspace)
+        if (workspace := WORKSPACE.get()) is not None:
+            self._call("cublasSetWorkspace_v2", handle, *workspace)
         self._call(function, handle, *arguments)
 
     def _call(self, function: str, *arguments: Any) -> None:

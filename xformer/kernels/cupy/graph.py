@@ -10,8 +10,9 @@ from typing import Any
 
 import cupy
 
-from xformer.kernels.cupy.cublas import captured_workspace
+from xformer.kernels.cupy.cublas import WORKSPACE
 from xformer.kernels.cupy.launch import one_line
+from xformer.threads import setting
 
 _NUM_WARM_UP = 2  # calls before the capture, which compile kernels, build plans and allocate memory
 _CUBLAS_WORKSPACE = 32 << 20  # bytes, as cuBLAS uses on Hopper
@@ -91,7 +92,7 @@ class _Arena:
     def call(self, function: Callable[[Any], Any]) -> None:
         """Call a function with the stream and the memory."""
         workspace = self._workspace.ptr, _CUBLAS_WORKSPACE
-        with self.stream, cupy.cuda.using_allocator(self._malloc), captured_workspace(*workspace):
+        with self.stream, cupy.cuda.using_allocator(self._malloc), setting(WORKSPACE, workspace):
             function(_copy)
 
 
