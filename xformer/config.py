@@ -49,6 +49,7 @@ def option(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    metavar: str = "",
     panel: str = "",
 ) -> Any:
     """Declare a field of a `Config`.
@@ -63,11 +64,12 @@ def option(
         above: Exclusive lower bound.
         at_most: Largest value; math.inf allows infinity.
         below: Exclusive upper bound.
+        metavar: What `--help` shows as the value, in place of its type.
         panel: Heading under which `--help` lists this option and those after it, up to the next one with a panel.
     """
     at_least, at_most = within or (at_least, at_most)
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    metadata = {"help": help, "panel": panel, "choices": choices, "bounds": bounds}
+    metadata = {"help": help, "metavar": metavar, "panel": panel, "choices": choices, "bounds": bounds}
     return dataclasses.field(default=default, metadata=metadata)
 
 

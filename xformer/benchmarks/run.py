@@ -55,7 +55,7 @@ def benchmark(
             check_count(setting, size)
     resolve(names[0])
     workloads = parts.Suite((part,), {}).workloads(**settings)
-    results, notes = measure(workloads, names, rounds, threads, peers=peers, on_progress=on_progress)
+    results, notes = measure(workloads, names, rounds, threads, peers, on_progress)
     if not results:
         raise BackendError(notes[0])
     rows = []
@@ -71,7 +71,6 @@ def measure(
     backends: Sequence[str],
     rounds: int,
     threads: int | None = None,
-    *,
     peers: Sequence[str] = (),
     on_progress: Callable[[str], object] | None = None,
 ) -> tuple[list[dict[str, Any]], list[str]]:

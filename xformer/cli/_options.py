@@ -8,21 +8,22 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import GenericAlias, MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from xformer.backends import BACKENDS
-from xformer.config import Config, check_keys, check_value, field_names, options_of
+from xformer.config import Config, check_keys, check_value, field_names, option, options_of
 from xformer.errors import ConfigError
 from xformer.families.checkpoint import check_exists
 from xformer.generation import GenerationConfig
 from xformer.native import use_reproducible_algorithms
 
-DATA, RECIPE, COMPUTING, ADVANCED = "Files", "Recipe", "Computing", "Advanced"
+DATA, RECIPE, COMPUTING = "Files", "Recipe", "Computing"
 _TYPES: dict[str, Any] = {each.__name__: each for each in (int, float, bool, str)}
 _TYPES |= {f"tuple[{each.__name__}, ...]": GenericAlias(list, each) for each in (int, float, str)}
-_BACKEND_HELP = f"Array library to compute with: {', '.join(BACKENDS)}"
+BACKEND_HELP = f"Array library to compute with: {', '.join(BACKENDS)}."
+_METAVARS = {"tuple[str, ...]": "TEXT", "tuple[int, ...]": "N", "tuple[float, ...]": "X"}
 
 
 def check_utf8(value: Any) -> Any:
@@ -55,10 +56,6 @@ def file_option(name: str, help: str, panel: str | None = DATA) -> Any:
     return value_option(name, "FILE", help, panel)
 
 
-def _set_option(metavar: str, description: str, panel: str) -> Any:
-    return value_option("--set", metavar, f"Any other {description}; repeatable.", panel, callback=check_utf8)
-
-
 def _model_option(help: str, name: str = "--model") -> Any:
     def check(path: Path | None) -> Path | None:
         if path is not None:
@@ -68,55 +65,46 @@ def _model_option(help: str, name: str = "--model") -> Any:
     return value_option(name, "DIR", help, callback=check)
 
 
-BackendOption = Annotated[str, value_option("--backend", "NAME", f"{_BACKEND_HELP}.", COMPUTING)]
-OptionalBackendOption = Annotated[
-    str | None, value_option("--backend", "NAME", f"{_BACKEND_HELP}. \\[default: the run's]", COMPUTING)
-]
-_QUANTIZE_HELP = (
-    "Store weights in 8 or 16 bits: less memory, and faster on NumPy; int8_inputs: keep the blocks of a GGUF file, and "
-    "multiply them by inputs in 8 bits."
-)
-QuantizeOption = Annotated[
-    Literal["int8", "bfloat16", "int8_inputs"] | None,
-    value_option("--quantize", "int8|bfloat16|int8_inputs", _QUANTIZE_HELP, COMPUTING),
-]
 ModelOption = Annotated[Path, _model_option("Directory of a run or public checkpoint, or a .gguf file.")]
 _DRAFT_HELP = "Smaller model with the same vocabulary that proposes tokens: the same outputs in fewer steps."
 DraftModelOption = Annotated[Path | None, _model_option(_DRAFT_HELP, "--draft-model")]
 CheckpointOption = Annotated[Path, _model_option("Directory of a public checkpoint.")]
 OutOption = Annotated[Path, value_option("--out", "DIR", "Directory of the run: new or empty.")]
-SetOption = Annotated[
-    list[str] | None, _set_option("NAME=VALUE", "field of GenerationConfig, e.g. coverage_penalty=0.2", ADVANCED)
-]
-SetRecipeOption = Annotated[
-    list[str] | None, _set_option("TABLE.NAME=VALUE", "setting of the recipe, e.g. training.warmup_steps=4000", RECIPE)
-]
-RecipeOption = Annotated[
-    Path | None, value_option("--recipe", "FILE.toml", "Settings of model, tokenizer and training.", RECIPE)
-]
-_LOGGER_HELP = "Also log scalars, samples and attention to this tool; repeatable. `xformer resume` continues the log."
-LoggerOption = Annotated[
-    list[str] | None, value_option("--logger", "tensorboard|mlflow|wandb", _LOGGER_HELP, "Validation and checkpoints")
-]
-_DISTRIBUTED_HELP = "Train with all processes that mpiexec has started; nccl: with one NVIDIA GPU each."
-DistributedOption = Annotated[
-    Literal["mpi", "nccl"] | None, value_option("--distributed", "mpi|nccl", _DISTRIBUTED_HELP, COMPUTING)
-]
-_INIT_HELP = "Start from the model and the tokenizer of a public checkpoint, a GGUF file or a run."
-InitOption = Annotated[Path | None, value_option("--init", "PATH", _INIT_HELP)]
-_REPRODUCIBLE_HELP = "Give float32 on NumPy the same bits in any batch, for any number of threads and processor."
-ReproducibleOption = Annotated[bool, flag("--reproducible", _REPRODUCIBLE_HELP, COMPUTING)]
-# Options that several commands have, with their defaults, by the parameter that receives them.
-GROUPS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "loading": {"backend": (BackendOption, "numpy"), "quantize": (QuantizeOption,)},
-    "training": {
-        "init": (InitOption,),
-        "recipe": (RecipeOption,),
-        "overrides": (SetRecipeOption,),
-        "logger": (LoggerOption,),
-        "distributed": (DistributedOption,),
-        "backend": (BackendOption, "numpy"),
-    },
+_SET_HELP = "Any other field of GenerationConfig, e.g. coverage_penalty=0.2; repeatable."
+SetOption = Annotated[list[str] | None, value_option("--set", "NAME=VALUE", _SET_HELP, "Advanced", callback=check_utf8)]
+
+
+class CommonOptions(Config):
+    """Options of several commands.
+
+    Args:
+        init: Start from the model and the tokenizer of a public checkpoint, a GGUF file or a run.
+        recipe: Settings of model, tokenizer and training.
+        task: Task; for summarization the source is one document per line and the target its summary.
+        set: Any other setting of the recipe, e.g. training.warmup_steps=4000; repeatable.
+        logger: Also log scalars, samples and attention to this tool; repeatable. `xformer resume` continues the log.
+        quantize: Store weights in 8 or 16 bits: less memory, and faster on NumPy; int8_inputs: keep the blocks of a
+            GGUF file, and multiply them by inputs in 8 bits.
+        distributed: Train with all processes that mpiexec has started; nccl: with one NVIDIA GPU each.
+        reproducible: Give float32 on NumPy the same bits in any batch, for any number of threads and processor.
+    """
+
+    init: str | None = option(default=None, metavar="PATH", panel=DATA)
+    recipe: str | None = option(default=None, metavar="FILE.toml", panel=RECIPE)
+    task: str = option(default="translation", metavar="translation|summarization")
+    set: tuple[str, ...] = option(default=(), metavar="TABLE.NAME=VALUE")
+    logger: tuple[str, ...] = option(default=(), metavar="tensorboard|mlflow|wandb", panel="Validation and checkpoints")
+    quantize: str | None = option(default=None, choices=("int8", "bfloat16", "int8_inputs"), panel=COMPUTING)
+    distributed: str | None = option(default=None, choices=("mpi", "nccl"))
+    backend: str = option(BACKEND_HELP, default="numpy", metavar="NAME")
+    reproducible: bool = option(default=False)
+
+
+# Those of a parameter of a command.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "loading": ("backend", "quantize"),
+    "resuming": ("logger", "distributed"),
+    "training": ("init", "recipe", "set", "logger", "distributed", "backend"),
 }
 
 
@@ -148,46 +136,52 @@ def config_options(
         default_of: Source of the defaults, named before the default of the field, e.g. "the recipe's".
         variants: Configurations with other defaults or fields, by the words that say when they apply.
     """
-    declared = {option[0]: option for config in (*variants.values(), *configs) for option in options_of(config)}
+    every = (*variants.values(), CommonOptions, *configs)
+    declared = {option[0]: option for config in every for option in options_of(config)}
 
-    def defaults_of(name: str) -> list[str]:
+    def defaults_of(name: str, origin: str) -> list[str]:
         """Return the defaults of a field, as the help shows them."""
         default = declared[name][-1].default
-        own = [] if default in (None, False, ()) else [f"{'or ' if default_of else ''}{default}"]
+        own = [] if default in (None, False, ()) else [f"{'or ' if origin else ''}{default}"]
         others = [
-            f"{field.default} {condition}"
+            f"{getattr(config, name)} {condition}"
             for condition, config in variants.items()
-            for other, _, _, field in options_of(config)
-            if other == name and field.default != default
+            if getattr(config, name, default) != default
         ]
-        return [*([default_of] if default_of else []), *own, *others]
+        return [*([origin] if origin else []), *own, *others]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def run(**values: Any) -> Any:
-            settings = {name: values.pop(name) for name in names}
-            settings = {name: value for name, value in settings.items() if value not in (None, [])}
-            for name, value in settings.items():
+            given = {name: value for name, value in values.items() if name in offered and value not in (None, [])}
+            for name, value in given.items():
                 check_value(declared[name][-1], value, option_name(name))
-            if settings.get("reproducible") or values.pop("reproducible", False):
+            if given.get("reproducible"):
                 use_reproducible_algorithms()  # also for processes that this one starts
+            arguments = {name: value for name, value in values.items() if name in own}
+            for group in own.keys() & GROUPS:
+                arguments[group] = {name: given.get(name, declared[name][-1].default) for name in GROUPS[group]}
+            if "settings" in own:
+                arguments["settings"] = settings = {name: given[name] for name in names if name in given}
             if GenerationConfig in configs:
-                assigned = parse_assignments(values.pop("assignments"))
+                assigned = parse_assignments(values["assignments"])
                 check_keys(assigned, field_names(GenerationConfig), "--set")
                 settings |= assigned
-            for group in groups:
-                values[group] = {name: values.pop(name) for name in GROUPS[group]}
-            return command(**({"settings": settings} if "settings" in own else {}), **values)
+            return command(**arguments)
 
         own = inspect.signature(command, eval_str=True).parameters
-        groups = own.keys() & GROUPS
-        options = {group: [_keyword(name, *GROUPS[group][name]) for name in GROUPS[group]] for group in groups}
-        options["settings"] = [_parameter(*declared[name], defaults_of(name)) for name in names]
         parameters: list[inspect.Parameter] = []
         for name, parameter in own.items():
-            parameters += options.get(name, [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)])
+            if name in (*GROUPS, "settings"):
+                origin = default_of if name == "settings" else ""
+                fields = GROUPS.get(name, names)
+                parameters += [_parameter(*declared[each], defaults_of(each, origin)) for each in fields]
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        offered = {parameter.name for parameter in parameters} - own.keys()
+        if "backend" in {parameter.name for parameter in parameters} and "reproducible" not in offered:
+            parameters.append(_parameter(*declared["reproducible"], []))
+            offered.add("reproducible")
         parameters += [_keyword("assignments", SetOption)] if GenerationConfig in configs else []
-        if "backend" in (found := {parameter.name for parameter in parameters}) and "reproducible" not in found:
-            parameters.append(_keyword("reproducible", ReproducibleOption, False))
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
@@ -209,11 +203,10 @@ def _parameter(
     names = [option_name(name)]
     if type_name == "bool" and defaults:
         names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
-    metavar = {"tuple[str, ...]": "TEXT", "tuple[int, ...]": "N", "tuple[float, ...]": "X"}.get(type_name)
     option = typer.Option(
         *names,
         help=f"{metadata['help']}{note}",
-        metavar="|".join(metadata["choices"] or ()) or metavar,
+        metavar="|".join(metadata["choices"] or ()) or metadata["metavar"] or _METAVARS.get(type_name),
         rich_help_panel=panel or RECIPE,
         callback=check_utf8,
     )
@@ -261,8 +254,8 @@ def launch_arguments(settings: dict[str, Any], training: dict[str, Any]) -> dict
         settings: Settings of the recipe; those of --set override them.
         training: The group "training".
     """
-    tables = parse_recipe_overrides(training["overrides"])
+    tables = parse_recipe_overrides(training["set"])
     if training["init"] is not None:
-        tables["init"] = {**tables.get("init", {}), "path": str(training["init"])}
+        tables["init"] = {**tables.get("init", {}), "path": training["init"]}
     shared = {name: training[name] for name in ("recipe", "distributed")}
-    return {**shared, "xp": training["backend"], "loggers": training["logger"] or (), **settings, **tables}
+    return {**shared, "xp": training["backend"], "loggers": training["logger"], **settings, **tables}

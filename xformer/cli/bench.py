@@ -42,11 +42,11 @@ from typing import Annotated, Any
 from xformer.backends import resolve
 from xformer.benchmarks.interleaved import DTYPES, dtype_of
 from xformer.benchmarks.machine import describe_machine, gemm_flops_per_second
-from xformer.benchmarks.parts import AXES, PEERS, SUITES
+from xformer.benchmarks.parts import AXES, DEFAULTS, PEERS, SUITES
 from xformer.benchmarks.report import format_growth, format_markdown, format_table, machine_line, make_run
 from xformer.benchmarks.run import measure
 from xformer.cli._io import check_writable
-from xformer.cli._options import argument, config_options, option_name, value_option
+from xformer.cli._options import argument, config_options, option_name
 from xformer.cli._plots import check_plot, draw_bars, draw_growth
 from xformer.config import Config, check_count, field_names, option
 from xformer.errors import BackendError, ConfigError, check_choice
@@ -72,11 +72,15 @@ class BenchOptions(Config):
         backward: Include gradients.
         jit: Compile by xf.jit, where it has an effect.
         dtype: Data type (default: float32).
+        backend: Array library; repeat for several (default: numpy).
+        peer: Also measure torch.nn or textbook NumPy; repeat for both.
         rounds: Number of rounds (default: 7; memory 1).
         threads: Threads per library (default: XFORMER_NUM_THREADS).
         quick: Measure one size in three rounds.
         json: Print JSON instead of a table.
         markdown: Print a table in Markdown.
+        out: Write all measurements as JSON.
+        plot: Plot the times as bars (of memory: the peaks).
     """
 
     batch: tuple[int, ...] = option(default=(), panel="Sizes")
@@ -91,38 +95,31 @@ class BenchOptions(Config):
     backward: bool = option(default=False)
     jit: bool = option(default=False)
     dtype: str | None = option(default=None, choices=DTYPES)
-    rounds: int | None = option(default=None, at_least=1, panel="Measurement")
+    backend: tuple[str, ...] = option(default=(), metavar="NAME", panel="Measurement")
+    peer: tuple[str, ...] = option(default=(), metavar="NAME")
+    rounds: int | None = option(default=None, at_least=1)
     threads: int | None = option(default=None, at_least=1)
     quick: bool = option(default=False)
     json: bool = option(default=False, panel="Output")
     markdown: bool = option(default=False)
+    out: str | None = option(default=None, metavar="FILE.json")
+    plot: str | None = option(default=None, metavar="FILE.png")
 
 
 @config_options(BenchOptions, names=field_names(BenchOptions))
 def bench(
-    suite: Annotated[str, argument("SUITE", "What to measure: a name from the list above.")],
-    settings: dict[str, Any],
-    backend: Annotated[
-        list[str] | None, value_option("--backend", "NAME", "Array library; repeat for several (default: numpy).", None)
-    ] = None,
-    peer: Annotated[
-        list[str] | None, value_option("--peer", "NAME", f"Also measure {' or '.join(PEERS)}; repeat for both.", None)
-    ] = None,
-    out: Annotated[Path | None, value_option("--out", "FILE.json", "Write all measurements as JSON.", "Output")] = None,
-    plot: Annotated[
-        Path | None, value_option("--plot", "FILE.png", "Plot the times as bars (of memory: the peaks).", "Output")
-    ] = None,
+    suite: Annotated[str, argument("SUITE", "What to measure: a name from the list above.")], settings: dict[str, Any]
 ) -> None:
     """Measure speed and memory."""
-    backends = backend or ["numpy"]
-    rounds, threads, quick, as_json, as_markdown, sweep = (
-        settings.pop(name, None) for name in ("rounds", "threads", "quick", "json", "markdown", "sweep")
-    )
-    axis, sizes = _sweep(sweep)
+    options = BenchOptions(**settings)
+    backends, peers, threads = options.backend or ("numpy",), options.peer, options.threads
+    out, plot = options.out, options.plot and Path(options.plot)
+    settings = {name: value for name, value in settings.items() if name in DEFAULTS}
+    axis, sizes = _sweep(options.sweep)
     settings |= {axis: sizes} if axis else {}
     check_choice("the suite", suite, SUITES)
-    checked = SUITES[suite].quick() if quick else SUITES[suite]
-    _check(backends, peer or [], settings, threads)
+    checked = SUITES[suite].quick() if options.quick else SUITES[suite]
+    _check(backends, peers, settings, threads)
     if axis:  # with one size of every other axis
         checked = checked.quick()._replace(rounds=checked.rounds)
         settings = {name: value[:1] if name in AXES and name != axis else value for name, value in settings.items()}
@@ -135,14 +132,13 @@ def bench(
         require("matplotlib")
         if out is not None and os.path.realpath(out) == os.path.realpath(plot):
             raise ConfigError(f"--out and --plot are both {out}; expected two different files")
-    rounds = rounds or checked.rounds
+    rounds = options.rounds or checked.rounds
     machine = describe_machine(threads, backends)
     with progress_bar("matrix product", total=len(workloads) * rounds + 1, per_second=2) as update:
         gemm = gemm_flops_per_second(backends[0], threads, dtype_of(settings))
         results, notes = measure(
-            workloads, backends, rounds, threads, peers=peer or [],
-            on_progress=lambda name: update(description=name, advance=1),
-        )  # fmt: skip
+            workloads, backends, rounds, threads, peers, lambda name: update(description=name, advance=1)
+        )
     if not results:
         raise BackendError(notes[0].partition(": ")[2])
     run = make_run(suite, machine, gemm, results, [*notes, *(format_growth(results, axis) if axis else [])])
@@ -150,10 +146,10 @@ def bench(
         write_json(out, run)
     if plot is not None:
         draw_growth(run, axis, plot) if axis else draw_bars(run, plot)
-    if as_json:
+    if options.json:
         print(json.dumps(run))
     else:
-        print(machine_line(run), *(format_markdown if as_markdown else format_table)(run), sep="\n")
+        print(machine_line(run), *(format_markdown if options.markdown else format_table)(run), sep="\n")
 
 
 def _sweep(text: str | None) -> tuple[str, tuple[int, ...]]:

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from xformer.cli._io import program
-from xformer.cli._options import BackendOption, config_options
+from xformer.cli._options import CommonOptions, config_options, value_option
 from xformer.cli._plots import save
 from xformer.cli.train import exit_code
 from xformer.data.demo_tasks import DemoTask, numbers_task
@@ -39,23 +39,22 @@ from xformer.training.fit import TrainingLoop
 PICTURE, MARK = "attention.png", "demo"
 _SAMPLES = 6
 _PERFECT = 99.99  # BLEU
+_OUT_HELP = "Directory of the run: new, empty, or an earlier demo, replaced."
 RECIPE = Path(__file__).with_name("demo.toml")
 
 
-@config_options()
+@config_options(CommonOptions, names=["backend"])
 def demo(
     seconds: Annotated[float, typer.Option(min=1.0, help="Maximum training time.")] = 90.0,
     seed: Annotated[int, typer.Option(help="Seed of the text and of the model.")] = 0,
-    out: Annotated[
-        Path,
-        typer.Option("--out", metavar="DIR", help="Directory of the run: new, empty, or an earlier demo, replaced."),
-    ] = Path("xformer-demo"),
-    backend: BackendOption = "numpy",
+    out: Annotated[Path, value_option("--out", "DIR", _OUT_HELP, None)] = Path("xformer-demo"),
+    *,
+    settings: dict[str, Any],
 ) -> int:
     """Train a small translator on made-up text and show what it learned."""
     run = RunDirectory(out)
     earlier = earlier_demo(run)
-    xp = open_backend(backend)
+    xp = open_backend(settings.get("backend", "numpy"))
     task, recipe = numbers_task(seed=seed), demo_recipe(seconds, seed)
     with run.lock() if earlier else contextlib.nullcontext():
         for path in earlier:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xformer.cli._options import DistributedOption, LoggerOption, OptionalBackendOption, argument, config_options
+from xformer.cli._options import BACKEND_HELP, COMPUTING, argument, config_options, value_option
 from xformer.cli.train import finish
 from xformer.runs import launch
 from xformer.runs.config import BaseTrainingConfig
@@ -32,10 +32,12 @@ def resume(
     moved_to: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="Directory of the data files, if they were moved.")
     ] = None,
-    backend: OptionalBackendOption = None,
-    logger: LoggerOption = None,
-    distributed: DistributedOption = None,
+    backend: Annotated[
+        str | None, value_option("--backend", "NAME", f"{BACKEND_HELP} \\[default: the run's]", COMPUTING)
+    ] = None,
+    *,
+    resuming: dict[str, Any],
 ) -> int:
     """Continue a training run."""
-    options: dict[str, Any] = {"loggers": logger or None, "distributed": distributed}
+    options = {"loggers": resuming["logger"] or None, "distributed": resuming["distributed"]}
     return finish(launch.resume(directory, data=moved_to, xp=backend, **options, **settings))

@@ -51,7 +51,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from xformer.cli._io import program, quote
-from xformer.cli._options import RECIPE, OutOption, config_options, file_option, launch_arguments, value_option
+from xformer.cli._options import CommonOptions, OutOption, config_options, file_option, launch_arguments
 from xformer.families.run_directory import COMMANDS, RunDirectory
 from xformer.runs import launch
 from xformer.runs.config import InitConfig, TokenizerConfig, TrainingConfig
@@ -59,18 +59,15 @@ from xformer.runs.console import make_console
 
 TRAINING = ("valid_share", "max_minutes", "max_steps", "patience", "learning_rate", "warmup_steps")
 COMPUTING = ("seed", "dtype", "precision", "reproducible")
-_TASK_HELP = (
-    "Task; for summarization the source is one document per line and the target its summary. "
-    "\\[default: the recipe's, or translation]"
-)
 
 
 @config_options(
     TrainingConfig,
     TokenizerConfig,
     InitConfig,
+    CommonOptions,
     names=[
-        *("source_language", "target_language", "lora"),
+        *("source_language", "target_language", "lora", "task"),
         *(*TRAINING, "batch_tokens", "vocab_size", "lowercase", "max_length", "truncation", "bleu_tokenize"),
         *COMPUTING,
     ],
@@ -82,7 +79,6 @@ def train(
     target: Annotated[Path, file_option("--target", "Training text, target side.")],
     valid_source: Annotated[Path | None, file_option("--valid-source", "Validation text, source side.")] = None,
     valid_target: Annotated[Path | None, file_option("--valid-target", "Validation text, target side.")] = None,
-    task: Annotated[str | None, value_option("--task", "translation|summarization", _TASK_HELP, RECIPE)] = None,
     *,
     training: dict[str, Any],
     settings: dict[str, Any],
@@ -90,7 +86,6 @@ def train(
     """Train a model on parallel text."""
     texts: dict[str, Any] = {"source": source, "target": target}
     texts |= {"valid_source": valid_source, "valid_target": valid_target}
-    settings |= {"task": task} if task else {}
     return finish(launch.train(**texts, out=out, **launch_arguments(settings, training)))
 
 
