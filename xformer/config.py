@@ -12,7 +12,7 @@ import inspect
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -203,9 +203,7 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def check_keys(
-    keys: Collection[str], known: Collection[str], name: str, hints: Mapping[str, str] | None = None
-) -> None:
+def check_keys(keys: Iterable[str], known: Collection[str], name: str, hints: Mapping[str, str] | None = None) -> None:
     """Raise ConfigError for the first unknown key, suggesting the nearest known one or what `hints` has for it."""
     for key in keys:
         if key not in known:

@@ -402,22 +402,17 @@ def connect(name: str | None = "mpi") -> Communicator:
         return SingleProcess()
     if name not in COMMUNICATORS:
         raise ConfigError(f"communicator is {name!r}; expected {' or '.join(map(repr, COMMUNICATORS))}")
+    communicator: Communicator = MPICommunicator()
     if name == "nccl":
-        mpi = MPICommunicator()
-        with abort_on_error(mpi):
-            return _ending_together(NCCLCommunicator(mpi))
-    return _ending_together(MPICommunicator())
+        with abort_on_error(communicator):
+            communicator = NCCLCommunicator(communicator)
 
+    def end_all(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        sys.__excepthook__(kind, error, trace)
+        communicator.abort()
 
-def _ending_together(communicator: Communicator) -> Communicator:
-    """Let uncaught errors end all ranks."""
     if communicator.size > 1:
-
-        def end_all(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            sys.__excepthook__(kind, error, trace)
-            communicator.abort()
-
-        sys.excepthook = end_all
+        sys.excepthook = end_all  # for uncaught errors
     return communicator
 
 

@@ -37,6 +37,9 @@ def __dir__() -> list[str]:
     return list(__all__)
 
 
+Model = LanguageModel | Encoder  # one stack of layers
+
+
 # --- Checks that the analyses share -----------------------------------------------------------------------------------
 
 
@@ -52,7 +55,7 @@ def check_model(model: Any, *classes: type) -> None:
 # --- Analyses of attention weights ------------------------------------------------------------------------------------
 
 
-def attention_rollout(model: LanguageModel | Encoder, tokens: Any, *, residual: float = 0.5) -> Array:
+def attention_rollout(model: Model, tokens: Any, *, residual: float = 0.5) -> Array:
     """Compute how much each position receives from each input token, through the attention of all layers.
 
     A layer mixes positions by its attention weights, averaged over heads, and the residual connection keeps a share of
@@ -80,7 +83,7 @@ def attention_rollout(model: LanguageModel | Encoder, tokens: Any, *, residual: 
     return rollout
 
 
-def attention_entropy(model: LanguageModel | Encoder, tokens: Any) -> Array:
+def attention_entropy(model: Model, tokens: Any) -> Array:
     """Compute the entropy of the attention weights of each head and query, in nats.
 
     It is 0 if a query attends to one key, and log(n) if it attends to n keys equally (Ghader and Monz, 2017, "What does
@@ -102,7 +105,7 @@ def attention_entropy(model: LanguageModel | Encoder, tokens: Any) -> Array:
     return -xp.sum(weights * xp.log(positive), axis=-1)
 
 
-def previous_token_scores(model: LanguageModel | Encoder, tokens: Any) -> Array:
+def previous_token_scores(model: Model, tokens: Any) -> Array:
     """Compute the mean attention of each head to the token before the query (Elhage et al., 2021).
 
     Args:
@@ -121,7 +124,7 @@ def previous_token_scores(model: LanguageModel | Encoder, tokens: Any) -> Array:
     return _mean_attention(model, ids, np.broadcast_to(np.eye(length, k=-1, dtype=bool), (len(ids), length, length)))
 
 
-def duplicate_token_scores(model: LanguageModel | Encoder, tokens: Any) -> Array:
+def duplicate_token_scores(model: Model, tokens: Any) -> Array:
     """Compute the mean attention of each head to earlier occurrences of the query's token (Wang et al., 2022).
 
     The mean is over queries whose token has occurred before. See "Interpretability in the Wild", section 3.
@@ -172,7 +175,7 @@ def induction_scores(
     return _mean_attention(model, ids, after)
 
 
-def _weights(model: LanguageModel | Encoder, tokens: Any) -> Array:
+def _weights(model: Model, tokens: Any) -> Array:
     """Return the attention weights of a call, (layers, batch, heads, queries, keys)."""
     check_model(model, LanguageModel, Encoder)
     with record(model, "layers.*.self_attention.weights") as activations:
@@ -181,7 +184,7 @@ def _weights(model: LanguageModel | Encoder, tokens: Any) -> Array:
     return array_namespace(*arrays).stack(arrays)
 
 
-def _mean_attention(model: LanguageModel | Encoder, ids: Any, keys: Any) -> Array:
+def _mean_attention(model: Model, ids: Any, keys: Any) -> Array:
     """Return the mean attention to some keys, (layers, heads), of the queries that have one.
 
     `keys` is a boolean NumPy array (batch, queries, keys).
@@ -390,7 +393,7 @@ Metric = Callable[[Array], Array]
 _PARTS = {"heads": "self_attention.heads", "residual": "residual_in", "feed_forward": "feed_forward.output"}
 
 
-def head_ablation(model: LanguageModel | Encoder, tokens: Any, metric: Metric, *, value: str = "zero") -> Array:
+def head_ablation(model: Model, tokens: Any, metric: Metric, *, value: str = "zero") -> Array:
     """Compute how a metric changes when the output of a head is replaced by zeros or by its mean.
 
     See Michel et al. (2019), "Are Sixteen Heads Really Better than One?".
@@ -412,7 +415,7 @@ def head_ablation(model: LanguageModel | Encoder, tokens: Any, metric: Metric, *
     return _effects(model, tokens, metric, dict.fromkeys(names, patches))
 
 
-def feed_forward_ablation(model: LanguageModel | Encoder, tokens: Any, metric: Metric, *, value: str = "zero") -> Array:
+def feed_forward_ablation(model: Model, tokens: Any, metric: Metric, *, value: str = "zero") -> Array:
     """Compute how a metric changes when the output of a feed-forward network is replaced by zeros or by its mean.
 
     See Wang et al. (2022), section 2, on the choice between zeros and the mean. Arguments and errors are those of
@@ -425,9 +428,7 @@ def feed_forward_ablation(model: LanguageModel | Encoder, tokens: Any, metric: M
     return _effects(model, tokens, metric, dict.fromkeys(_names(model, "feed_forward"), patches))[:, 0]
 
 
-def activation_patching(
-    model: LanguageModel | Encoder, tokens: Any, source: Any, metric: Metric, *, part: str = "residual"
-) -> Array:
+def activation_patching(model: Model, tokens: Any, source: Any, metric: Metric, *, part: str = "residual") -> Array:
     """Compute how a metric changes when an activation is replaced by that of another input.
 
     Typically `source` is a prompt that the model answers well, and `tokens` a corrupted one: the patches that restore
@@ -455,9 +456,7 @@ def activation_patching(
     return _effects(model, tokens, metric, patches)
 
 
-def attribution_patching(
-    model: LanguageModel | Encoder, tokens: Any, source: Any, metric: Metric, *, part: str = "residual"
-) -> Array:
+def attribution_patching(model: Model, tokens: Any, source: Any, metric: Metric, *, part: str = "residual") -> Array:
     """Estimate the results of `activation_patching` for all patches at once, from the gradient of the metric.
 
     The estimate is the first-order change, (value of `source` - value of `tokens`) * gradient (Nanda, 2023,
@@ -478,14 +477,14 @@ def attribution_patching(
     return xp.stack([xp.sum(effect, axis=axes) for effect in effects])
 
 
-def _names(model: LanguageModel | Encoder, part: str) -> list[str]:
+def _names(model: Model, part: str) -> list[str]:
     """Return the names of the activations of a part in all layers."""
     check_model(model, LanguageModel, Encoder)
     check_choice("part", part, _PARTS)
     return [name for name in activation_names(model) if fnmatchcase(name, f"layers.*.{_PARTS[part]}")]
 
 
-def _recorded(model: LanguageModel | Encoder, tokens: Any, part: str) -> dict[str, Array]:
+def _recorded(model: Model, tokens: Any, part: str) -> dict[str, Array]:
     with record(model, _names(model, part)) as activations:
         model(tokens)
     return dict(activations)
@@ -516,9 +515,7 @@ def _same_shape(value: Array, x: Array) -> Array:
     return value
 
 
-def _effects(
-    model: LanguageModel | Encoder, tokens: Any, metric: Metric, patches: Mapping[str, Sequence[Callable[..., Array]]]
-) -> Array:
+def _effects(model: Model, tokens: Any, metric: Metric, patches: Mapping[str, Sequence[Callable[..., Array]]]) -> Array:
     """Return by how much each patch of each activation changes the metric, (activations, patches)."""
 
     def evaluate(interventions: dict[str, Any]) -> Array:

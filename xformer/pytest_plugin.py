@@ -19,9 +19,7 @@ def pytest_addoption(parser: Any) -> None:
     """Add the options."""
     group = parser.getgroup("xformer", "checks of array libraries")
     group.addoption("--xformer-library", action="append", default=[], metavar="MODULE", help="check it; repeatable")
-    group.addoption(
-        "--xformer-skip-dtype", action="append", default=[], metavar="NAME", help="do not check it; repeatable"
-    )
+    group.addoption("--xformer-skip-dtype", action="append", default=[], metavar="NAME", help="not checked; repeatable")
     group.addoption("--xformer-time-limit", type=float, default=60.0, metavar="SECONDS", help="of each check")
     group.addoption("--xformer-report", type=Path, metavar="FILE", help="write the report there as Markdown")
 

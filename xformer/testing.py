@@ -269,6 +269,7 @@ class _Library:
         self.source = rng.integers(3, _VOCAB_SIZE, (4, 6))
         self.source[1, 4:] = 0
         self.target = np.concatenate([np.ones((4, 1), int), self.source[:, :-1]], axis=1)
+        self.batch = self.source, self.target, self.source  # the last one are the labels
         self.prompts = [[int(token) for token in row if token] for row in self.source]
 
     @functools.cache  # noqa: B019  (a library lives as long as its checks)
@@ -285,11 +286,6 @@ class _Library:
         model, _ = self.models("encoder-decoder")
         model, _ = _fitted(self, model, xf.Adam(), steps=60, learning_rate=1e-2)
         return model, model.to(self.xp)
-
-    @property
-    def batch(self) -> tuple[Any, Any, Any]:
-        """The source, the target shifted to the right, and the labels."""
-        return self.source, self.target, self.source
 
 
 _DECODER: dict[str, Any] = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "num_key_value_heads": 2}

@@ -171,9 +171,7 @@ class Implementation:
 class InterleavedBenchmark:
     """The running implementations of a workload and their measurements; ratios refer to the first implementation."""
 
-    def __init__(
-        self, workload: Workload, implementations: Sequence[Implementation], unavailable: dict[str, str]
-    ) -> None:
+    def __init__(self, workload: Workload, implementations: list[Implementation], unavailable: dict[str, str]) -> None:
         self.workload, self.implementations, self.unavailable = workload, implementations, unavailable
         self.rounds = 0
 

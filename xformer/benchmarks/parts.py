@@ -109,9 +109,7 @@ def _attention(settings: Settings, backend: Backend) -> Any:
 
 
 def _layers(
-    make: Callable[[Settings, Initializer], Sequence[Any]],
-    num_inputs: int = 1,
-    masking: Callable[..., Any] | None = None,
+    make: Callable[[Settings, Initializer], Sequence[Any]], num_inputs: int = 1, masking: Function | None = None
 ) -> Callable[..., Any]:
     """Return the function that makes layers, each of which gets the output of the one before and the other inputs."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field
 from pathlib import Path
 from types import GenericAlias, MappingProxyType
 from typing import Annotated, Any
@@ -194,9 +194,7 @@ def take_options(config: type[Config], settings: dict[str, Any]) -> dict[str, An
     return {name: settings.pop(name) for name in field_names(config) if name in settings}
 
 
-def _parameter(
-    name: str, type_name: str, panel: str, field: dataclasses.Field[Any], defaults: Sequence[str]
-) -> inspect.Parameter:
+def _parameter(name: str, type_name: str, panel: str, field: Field[Any], defaults: Sequence[str]) -> inspect.Parameter:
     """Return the parameter of a command for a field; its value is None if the option is not given."""
     metadata = field.metadata
     note = f" \\[default: {', '.join(defaults)}]" if defaults else ""

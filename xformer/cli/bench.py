@@ -113,7 +113,7 @@ def bench(
     """Measure speed and memory."""
     options = BenchOptions(**settings)
     backends, peers, threads = options.backend or ("numpy",), options.peer, options.threads
-    out, plot = options.out, options.plot and Path(options.plot)
+    out, plot = options.out, None if options.plot is None else Path(options.plot)
     settings = {name: value for name, value in settings.items() if name in DEFAULTS}
     axis, sizes = _sweep(options.sweep)
     settings |= {axis: sizes} if axis else {}

@@ -128,7 +128,7 @@ def generate(
         loading["draft_model"] = os.path.abspath(draft_model)
     elif "num_draft_tokens" in settings:
         raise ConfigError("--num-draft-tokens is given without --draft-model; expected both")
-    arguments: dict[str, Any] = {"generation": settings, "options": options, "inputs": inputs.to_dict()}
+    arguments: dict[str, Any] = {"options": {**options, **settings}, "inputs": inputs.to_dict()}
     if corpus.corpus_out is not None:
         process_file(ChunkFunction(process_chunk, TextGenerator, model, loading, arguments), source, output, corpus)
         return
@@ -158,19 +158,13 @@ def generate(
 
 
 def process_chunk(
-    pipeline: TextGenerator,
-    lines: list[str],
-    first_index: int,
-    *,
-    generation: dict[str, Any],
-    options: dict[str, Any],
-    inputs: dict[str, Any],
+    pipeline: TextGenerator, lines: list[str], first_index: int, *, options: dict[str, Any], inputs: dict[str, Any]
 ) -> ChunkOutput:
     """Return the texts for consecutive prompts; of a large file, each worker calls it for its chunks."""
     given = InputOptions(**inputs)
     make_outputs = partial(_measured_outputs, pipeline) if given.verbose else pipeline.outputs
     prompts = [_to_prompt(line, given) for line in lines]
-    results = make_outputs(prompts, first_index=first_index, **options, **generation)
+    results = make_outputs(prompts, first_index=first_index, **options)
     written: list[str] = []
     for number, (line, outputs) in enumerate(zip(lines, results, strict=True), start=first_index):
         for rank, output in enumerate(outputs, start=1):

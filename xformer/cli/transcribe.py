@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 
 from xformer.cli import _io
 from xformer.cli._options import CheckpointOption, argument, config_options, file_option, value_option
-from xformer.config import Config, option
+from xformer.config import Config, field_names, option
 from xformer.data.audio import read_wav
 from xformer.errors import ConfigError
 from xformer.generation import GenerationConfig
@@ -49,11 +49,7 @@ class SpeechOptions(Config):
     temperature: tuple[float, ...] = option(default=())
 
 
-@config_options(
-    GenerationConfig,
-    SpeechOptions,
-    names=["language", "task", "timestamps", "temperature", "num_beams", "max_new_tokens"],
-)
+@config_options(GenerationConfig, SpeechOptions, names=[*field_names(SpeechOptions), "num_beams", "max_new_tokens"])
 def transcribe(
     audio: Annotated[list[Path], argument("AUDIO.wav", "WAV files.")],
     model: CheckpointOption,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from xformer.data.packing import Documents, PackedBatch, pack_documents
 from xformer.data.token_rows import TokenWriter
@@ -20,7 +20,7 @@ from xformer.pipelines import Attention, TextGenerator, encode_conversation, sho
 from xformer.random import Rng
 from xformer.runs.config import ChatTrainingConfig
 from xformer.runs.console import plural
-from xformer.runs.inputs import paths_of
+from xformer.runs.inputs import Files, paths_of
 from xformer.runs.recipe import PASS_TOKENS, Recipe
 from xformer.runs.tasks import MAX_SHOWN, TextTask, held_out, initial_tokenizer, language_model
 from xformer.text.corpus import iter_lines, open_text
@@ -126,9 +126,7 @@ class ChatTask(TextTask):
         return pack_documents(lengths, self.recipe.training.context_length)
 
     @classmethod
-    def prepare(
-        cls, recipe: Recipe, xp: Any, files: Mapping[str, Path], directory: Path, run: RunDirectory | None = None
-    ) -> ChatTask:
+    def prepare(cls, recipe: Recipe, xp: Any, files: Files, directory: Path, run: RunDirectory | None = None) -> Self:
         """Read the files and make the task; see `Task.prepare`."""
         settings: ChatTrainingConfig = recipe.training
         if recipe.init.path is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import compress
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from xformer.pipelines.class_scores import METRICS, SEPARATOR, ClassScores, clas
 from xformer.random import Rng
 from xformer.runs.config import ClassTrainingConfig
 from xformer.runs.console import plural
-from xformer.runs.inputs import paths_of
+from xformer.runs.inputs import Files, paths_of
 from xformer.runs.recipe import Recipe
 from xformer.runs.tasks import MAX_SHOWN, Task, held_out, initial_tokenizer, load_initial_model
 from xformer.text import read_lines
@@ -107,9 +107,7 @@ class ClassTask(Task):
     loss = staticmethod(classification_loss)
 
     @classmethod
-    def prepare(
-        cls, recipe: Recipe, xp: Any, files: Mapping[str, Path], directory: Path, run: RunDirectory | None = None
-    ) -> ClassTask:
+    def prepare(cls, recipe: Recipe, xp: Any, files: Files, directory: Path, run: RunDirectory | None = None) -> Self:
         """Read the files and make the task; see `Task.prepare`."""
         settings: ClassTrainingConfig = recipe.training
         problem = settings.problem_type

@@ -144,8 +144,7 @@ class BaseTrainingConfig(FitConfig):
     overlap_communication: bool = option(default=False)
     shard_optimizer: bool = option(default=False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self) -> None:
         if self.average != "none" and not self.keep_checkpoints:
             raise ConfigError(f"average is {self.average!r}, but keep_checkpoints is 0; expected the number of models")
         if self.average == "best" and self.checkpoint_interval % self.validate_every:

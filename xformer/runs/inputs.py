@@ -17,6 +17,8 @@ from xformer.io import StrPath
 Text = StrPath | Iterable[StrPath]
 """The path of a text file, a list of `pathlib.Path`, or lines of text as an iterable of strings."""
 
+Files = Mapping[str, Path]  # by name: "source", and "source 2" for the second file of a list
+
 _EXPECTED = "the path of a text file, a list of pathlib.Path, or a list of strings, the lines of a text"
 _MAX_PATH = 4096
 
@@ -60,7 +62,7 @@ class TextFiles:
         return path.parent == self._directory
 
 
-def paths_of(files: Mapping[str, Path], name: str) -> list[Path]:
+def paths_of(files: Files, name: str) -> list[Path]:
     """Return the files of a text."""
     return [path for key, path in files.items() if key.split()[0] == name]
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from xformer.backends import Array
 from xformer.data.pairs import Batch, TokenPairs, epochs, plan_batches
@@ -21,7 +21,7 @@ from xformer.pipelines.base import check_vocabulary
 from xformer.pipelines.seq2seq import Summarizer, Translator
 from xformer.random import Rng
 from xformer.runs.console import plural
-from xformer.runs.inputs import paths_of
+from xformer.runs.inputs import Files, paths_of
 from xformer.runs.recipe import TASKS, Recipe, error_context
 from xformer.runs.tasks import MAX_SHOWN, Task, held_out, load_initial_model, tokenizer_files
 from xformer.text import ParallelCorpus, bleu, rouge
@@ -72,9 +72,7 @@ class PairsTask(Task):
             require("rouge_score")
 
     @classmethod
-    def prepare(
-        cls, recipe: Recipe, xp: Any, files: Mapping[str, Path], directory: Path, run: RunDirectory | None = None
-    ) -> PairsTask:
+    def prepare(cls, recipe: Recipe, xp: Any, files: Files, directory: Path, run: RunDirectory | None = None) -> Self:
         """Read the files and make the task; see `Task.prepare`."""
         paths = {name: paths_of(files, name) for name in ("source", "target", "valid_source", "valid_target")}
         train = ParallelFiles(paths["source"], paths["target"])

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from xformer.pipelines.base import check_vocabulary
 from xformer.random import Rng
 from xformer.runs.config import BaseTrainingConfig
 from xformer.runs.console import plural
-from xformer.runs.inputs import paths_of
+from xformer.runs.inputs import Files, paths_of
 from xformer.runs.recipe import MODEL_SETTINGS, PASS_TOKENS, InitialModel, Recipe, check_training, error_context
 from xformer.text.corpus import TextPart
 from xformer.tokenizers import BaseTokenizer, Tokenizer, load_tokenizer
@@ -74,9 +74,7 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def prepare(
-        cls, recipe: Recipe, xp: Any, files: Mapping[str, Path], directory: Path, run: RunDirectory | None = None
-    ) -> Task:
+    def prepare(cls, recipe: Recipe, xp: Any, files: Files, directory: Path, run: RunDirectory | None = None) -> Self:
         """Read the files and make the task.
 
         Args:
@@ -233,9 +231,7 @@ class TextTask(Task):
         self._length, self._size = min(settings.context_length, len(self.train) - 1), settings.batch_size
 
     @classmethod
-    def prepare(
-        cls, recipe: Recipe, xp: Any, files: Mapping[str, Path], directory: Path, run: RunDirectory | None = None
-    ) -> TextTask:
+    def prepare(cls, recipe: Recipe, xp: Any, files: Files, directory: Path, run: RunDirectory | None = None) -> Self:
         """Read the files and make the task; see `Task.prepare`."""
         train, settings = TextPart(paths_of(files, "text")), recipe.training
         if valid_paths := paths_of(files, "valid_text"):

@@ -55,11 +55,6 @@ class Route(NamedTuple):
     events: str
     is_form: bool
 
-    @property
-    def summary(self) -> str:
-        """First line of the documentation."""
-        return (self.function.__doc__ or "").split("\n")[0]
-
 
 ROUTES: list[Route] = []
 
@@ -292,7 +287,8 @@ def openapi(max_tokens: int) -> Json:
         if route.events:
             content["text/event-stream"] = {"schema": {"type": "string", "description": route.events}}
         success = {"description": "Success", "content": content}
-        entry: Json = {"summary": route.summary, "responses": {"200": success, "default": error}}
+        summary = (route.function.__doc__ or "").split("\n")[0]
+        entry: Json = {"summary": summary, "responses": {"200": success, "default": error}}
         if route.request is not None:
             kind = "multipart/form-data" if route.is_form else "application/json"
             entry["requestBody"] = {"required": True, "content": _content(route.request, kind)}

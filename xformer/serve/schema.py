@@ -144,29 +144,22 @@ class AttentionRow(_Part, kw_only=True):
     weights: list[Annotated[float, about("Weight of a key; they are normalized to a sum of 1.", ge=0)]]
 
 
-_Text = Annotated[str | None, about("Source text or prompt.")]
 _Messages = Annotated[list[Json] | None, about("Messages of a chat, instead of a text.")]
+_SHOWN = [("text", Annotated[str | None, about("Source text or prompt.")], None), ("messages", _Messages, None)]
 _NumAlternatives = Annotated[int, about("Alternatives of each token.", ge=0, le=50)]
 _Ablations = Annotated[list[Ablation], about("Parts of the model to switch off.", max_length=MAX_CHANGES)]
 
 
-class ExploreRequest(_with_fields(_Steered, _DIRECTED), kw_only=True):  # type: ignore[misc, call-arg]
+class ExploreRequest(_with_fields(_Steered, _SHOWN + _DIRECTED), kw_only=True):  # type: ignore[misc, call-arg]
     """A text or a chat to generate from, with any field of `GenerationConfig`; the answer shows the whole search."""
 
-    text: _Text = None
-    messages: _Messages = None
     prefix_ids: Annotated[list[int], about("Token ids that the output begins with, instead of a prefix.")] = _NONE
     num_alternatives: _NumAlternatives = 10
     ablations: _Ablations = _NONE
     stream: Annotated[bool, about("Send tokens or beam steps as they are generated.")] = False
 
 
-class _ShownRequest(_Request, kw_only=True):
-    text: _Text = None
-    messages: _Messages = None
-
-
-class AttentionRequest(_ShownRequest, kw_only=True):
+class AttentionRequest(_with_fields(_Request, _SHOWN), kw_only=True):  # type: ignore[misc, call-arg]
     """A text or a chat, and the output whose attention is shown."""
 
     output_ids: Annotated[list[int], about("Token ids of the output; omit them for encoders.")] = _NONE
@@ -174,7 +167,7 @@ class AttentionRequest(_ShownRequest, kw_only=True):
     layer: Annotated[int, about("One layer, counted from 0. Default: all.", ge=0)] | None = None
 
 
-class LayersRequest(_ShownRequest, kw_only=True):
+class LayersRequest(_with_fields(_Request, _SHOWN), kw_only=True):  # type: ignore[misc, call-arg]
     """A text or a chat, its output, and changes of the model."""
 
     output_ids: Annotated[list[int], about("Token ids of the output.")]

@@ -108,9 +108,7 @@ class TrainingLoop:
             use_reproducible_on(array_namespace(first_array(model)).name, config.precision)
         self._sharded = optimizer if isinstance(optimizer, ShardedOptimizer) else None
         if self._sharded is not None and self._sharded.communicator is not communicator:
-            raise ConfigError(
-                "optimizer is divided among other ranks than communicator; expected the same communicator"
-            )
+            raise ConfigError("optimizer is divided among other ranks than communicator; expected the same")
         self.loss_fn, self.optimizer, self.callbacks = loss_fn, optimizer, list(callbacks)
         self.learning_rate = as_schedule(learning_rate if callable(learning_rate) else lambda step: learning_rate)
         self.count_tokens = num_tokens or (lambda batch: getattr(batch, "num_tokens", 1))

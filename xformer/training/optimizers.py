@@ -14,12 +14,15 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from xformer.backends import Array, assign
+from xformer.backends.array_types import T
 from xformer.config import Config, check_number, option
 from xformer.errors import ConfigError, ShapeError, add_absent_methods
 from xformer.ops.optimizers import adafactor, adam, muon, sgd, zero_factors, zero_moment
 from xformer.threads import blas_threads, parallel_map
 from xformer.training.data_parallel import is_numpy
 from xformer.tree import Module, check_same_count, flatten, flatten_parameters, is_array
+
+Scale = Array | None  # a factor of gradients
 
 
 class Optimizer(Protocol):
@@ -29,15 +32,8 @@ class Optimizer(Protocol):
         """Return the state before the first update."""
 
     def update(
-        self,
-        model: Any,
-        grads: Any,
-        state: Any,
-        learning_rate: float,
-        grad_scale: Array | None = None,
-        *,
-        donate: bool = False,
-    ) -> tuple[Any, Any]:
+        self, model: T, grads: Any, state: Any, learning_rate: float, grad_scale: Scale = None, *, donate: bool = False
+    ) -> tuple[T, Any]:
         """Make one update.
 
         Args:
@@ -92,15 +88,8 @@ class _Optimizer(Config):
         return tuple(zero_moment(parameter) if keeps else None for keeps in self._keeps(parameter))
 
     def update(
-        self,
-        model: Any,
-        grads: Any,
-        state: Any,
-        learning_rate: float,
-        grad_scale: Array | None = None,
-        *,
-        donate: bool = False,
-    ) -> tuple[Any, Any]:
+        self, model: T, grads: Any, state: Any, learning_rate: float, grad_scale: Scale = None, *, donate: bool = False
+    ) -> tuple[T, Any]:
         """Make one update; see `Optimizer.update`."""
         leaves, rebuild = flatten_parameters(model)
         gradients = flatten_parameters(grads)[0]
@@ -120,10 +109,7 @@ class _Optimizer(Config):
         rows = list(zip(leaves, gradients, *columns, strict=True))
         updated = self._update(rows, step, learning_rate, grad_scale, donate)
         parameters, *columns = _columns(updated, len(state))
-        new = []
-        for (arrays, build), column in zip(trees, columns, strict=True):
-            is_whole = len(arrays) == len(leaves)
-            new.append(build(column if is_whole else [x for x in column if x is not None]))
+        new = (build([x for x in column if x is not None]) for (_, build), column in zip(trees, columns, strict=True))
         return rebuild(parameters), self._state(step, *new)
 
     def _spread(self, number: int, arrays: Sequence[Array], parameters: Sequence[Array]) -> Sequence[Any]:
@@ -132,7 +118,7 @@ class _Optimizer(Config):
         check_same_count([keep for keep in keeps if keep], arrays)
         return [next(values) if keep else None for keep in keeps]
 
-    def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Array | None, donate: bool) -> Rows:
+    def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Scale, donate: bool) -> Rows:
         """Return the new parameter and statistics of each row; the update is number `step`, counted from 1."""
         raise NotImplementedError
 
@@ -180,7 +166,7 @@ class Adam(_Optimizer):
     beta2: float = option(default=0.98, at_least=0.0, below=1.0)
     epsilon: float = option(default=1e-9, at_least=0.0)
 
-    def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Array | None, donate: bool) -> Rows:
+    def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Scale, donate: bool) -> Rows:
         options: Any = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon, "grad_scale": grad_scale}
         options |= {"learning_rate": learning_rate, "donate": donate}
         return adam(rows, step=step, weight_decay=self._decays(rows), **options)
@@ -225,7 +211,7 @@ class Muon(AdamW):
         is_weight = len(shape) == 2 and 0 < max(shape) <= self.max_aspect_ratio * min(shape)
         return True, not is_weight
 
-    def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Array | None, donate: bool) -> Rows:
+    def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Scale, donate: bool) -> Rows:
         _check_shapes("mean of gradients", [row[0] for row in rows], [row[2] for row in rows])
         weights, others = [row for row in rows if row[3] is None], [row for row in rows if row[3] is not None]
 
@@ -272,7 +258,7 @@ class SGD(_Optimizer):
     def _keeps(self, parameter: Array) -> tuple[bool, ...]:
         return (bool(self.momentum),)
 
-    def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Array | None, donate: bool) -> Rows:
+    def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Scale, donate: bool) -> Rows:
         if self.momentum:
             _check_shapes("velocity", [row[0] for row in rows], [row[2] for row in rows])
         options: Any = {"learning_rate": learning_rate, "grad_scale": grad_scale}
@@ -328,7 +314,7 @@ class Adafactor(_Optimizer):
     def _zeros(self, parameter: Array) -> tuple[Any, ...]:
         return zero_factors(parameter)
 
-    def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Array | None, donate: bool) -> Rows:
+    def _update(self, rows: Rows, step: Any, learning_rate: float, grad_scale: Scale, donate: bool) -> Rows:
         options: Any = {
             "grad_scale": grad_scale,
             "step_size": min(learning_rate, 1.0 / math.sqrt(step)) if self.relative_step else learning_rate,
