@@ -90,8 +90,8 @@ def tests(session: nox.Session) -> None:
     if shutil.which("chromium"):  # tests of the explorer drive it
         install_if_available(session, PLAYWRIGHT)
         install_npm_packages(session)  # tests of exported pages are skipped without them
-    # One file per worker at a time, so that module-scoped fixtures are computed once.
-    parallel = ["--numprocesses", "auto", "--dist", "loadfile"]
+    # One file per worker at a time, so that module-scoped fixtures are computed once; in the order of tests/conftest.py.
+    parallel = ["--numprocesses", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
     # Doctests of a module whose array library is missing (CuPy without a GPU) are ignored.
     doctests = ["--doctest-modules", "--doctest-ignore-import-errors"]
     # pytest would leave these modules half imported, and other tests would use them.

@@ -25,6 +25,13 @@ from xformer.native import has_fused_products, use_reproducible_algorithms
 # Largest difference explained by rounding, relative to the largest expected value (or to 1 if that is larger).
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-10}
 
+# Files of few and long tests run first, so that no worker of pytest-xdist is left with one of them at the end.
+FIRST = {
+    f"test_{name}.py"
+    for name in ("decoding", "docs", "explorer", "extensions", "forward", "launch", "language_model", "mpi", "parts",
+                 "random_writes", "readme", "reproducible", "torch_compile", "tutorial", "verify", "vmap")
+}  # fmt: skip
+
 # Directories whose tests run on JAX by default; elsewhere they are slow tests.
 JAX_BY_DEFAULT = ("backends", "ops", "tracing")
 
@@ -56,7 +63,8 @@ def library_or_skip(name: str) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests on JAX as slow, except those in the directories of `JAX_BY_DEFAULT`."""
+    """Mark tests on JAX as slow, except those in the directories of `JAX_BY_DEFAULT`; sort by `FIRST`."""
+    items.sort(key=lambda item: item.path.name not in FIRST)
     core = tuple(Path(__file__).parent / name for name in JAX_BY_DEFAULT)
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
