@@ -90,7 +90,7 @@ def tests(session: nox.Session) -> None:
     if shutil.which("chromium"):  # tests of the explorer drive it
         install_if_available(session, PLAYWRIGHT)
         install_npm_packages(session)  # tests of exported pages are skipped without them
-    # One file per worker at a time, so that module-scoped fixtures are computed once; in the order of tests/conftest.py.
+    # One file per worker at a time, so that module-scoped fixtures are computed once; tests/conftest.py sorts files.
     parallel = ["--numprocesses", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
     # Doctests of a module whose array library is missing (CuPy without a GPU) are ignored.
     doctests = ["--doctest-modules", "--doctest-ignore-import-errors"]

@@ -1,4 +1,4 @@
-"""jvp is the transpose of vjp, and that of JAX."""
+"""jvp is the transpose of vjp, and that of torch and JAX."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import xformer as xf
+from tests.conftest import library_or_skip
 from tests.reference import for_each, raises_line
 from tests.tracing.cases import ROWS
 from tests.tracing.gradcheck import directions
 from tests.tracing.test_extensions import CASES
 from tests.tracing.test_numpy_functions import ROWS as NUMPY_ROWS
 from xformer.backends import array_namespace, is_complex
-from xformer.errors import ConfigError, DifferentiationError, ShapeError
+from xformer.errors import ConfigError, DifferentiationError, ShapeError, XformerError
 
 ALL = [*((str(row), row.function, row.inputs) for row in ROWS), *CASES]
 ALL += [(f"np.{name}", lambda xp, x, f=function: f(x), (np.asarray(x, float),)) for name, function, x in NUMPY_ROWS]
@@ -47,19 +48,46 @@ def test_forward_and_reverse_mode_agree(name):
             np.testing.assert_allclose(actual, product(pullback(weights), along), rtol=1e-9, atol=1e-9, err_msg=label)
 
 
-@for_each("label, function, inputs", [*CASES, *((str(row), row.function, row.inputs) for row in ROWS[::3])])
+def assert_tangents(expected: Any, label: str, function: Any, inputs: Any) -> None:
+    tangents = xf.jvp(lambda *x: outputs_of(function, *x), inputs, directions(inputs, seed=2))[1]
+    for x, y in zip(tangents, expected, strict=True):
+        if x is not None and not label.startswith("unique"):  # others have no derivatives of those
+            np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-8, err_msg=label)
+
+
+# Torch takes tangents of symmetric matrices for symmetric ones, and powers of complex numbers drop a part.
+UNLIKE_TORCH = ("linalg.cholesky", "linalg.eigh", "complex powers", "complex scalars")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, which torch.func.jvp imports
+@for_each("label, function, inputs", [*CASES, *((str(row), row.function, row.inputs) for row in ROWS)])
+def test_tangents_are_those_of_torch(label, function, inputs):
+    torch, xp = pytest.importorskip("torch"), library_or_skip("torch")
+    along = directions(inputs, seed=2)
+    if label in UNLIKE_TORCH:
+        return
+
+    def outputs(*x: Any) -> tuple[Any, ...]:
+        outputs = function(xp, *x)
+        return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
+
+    try:
+        expected = torch.func.jvp(outputs, *(tuple(map(torch.asarray, each)) for each in (inputs, along)))[1]
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError, XformerError):
+        return  # torch lacks the function, or a form of it, or arrays are mixed
+    assert_tangents([y.resolve_conj() for y in expected], label, function, inputs)
+
+
+OF_JAX = [*(case for case in CASES if case[0] in UNLIKE_TORCH), *CASES[::10]]  # JAX compiles each operation
+
+
+@for_each("label, function, inputs", OF_JAX)
 def test_tangents_are_those_of_jax(label, function, inputs):
     jax = pytest.importorskip("jax")
-    along = directions(inputs, seed=2)
     with jax.enable_x64():
-        try:
-            expected = jax.jvp(lambda *x: outputs_of(function, *x), tuple(map(jax.numpy.asarray, inputs)), along)[1]
-        except (AttributeError, TypeError, NotImplementedError, ValueError):
-            return  # JAX lacks the function, or a form of it; arrays that are written are refused
-    tangents = xf.jvp(lambda *x: outputs_of(function, *x), inputs, along)[1]
-    for x, y in zip(tangents, expected, strict=True):
-        if x is not None and not label.startswith("unique"):  # JAX has no derivatives of those
-            np.testing.assert_allclose(x, y, rtol=1e-8, atol=1e-8, err_msg=label)
+        inputs_of_jax, along = tuple(map(jax.numpy.asarray, inputs)), directions(inputs, seed=2)
+        expected = jax.jvp(lambda *x: outputs_of(function, *x), inputs_of_jax, along)[1]
+    assert_tangents(expected, label, function, inputs)
 
 
 def cube(x: Any) -> Any:
