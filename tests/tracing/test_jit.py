@@ -617,6 +617,21 @@ def test_inside_a_derivative_and_inside_another_jitted_function():
         assert at_a_constant(np.full(2, value)).tolist() == [2.0 * value] * 2
 
 
+@pytest.mark.parametrize("derivative", ["grad", "jvp", "vmap"])
+def test_plain_arrays_inside_a_derivative(derivative):
+    """The function may close over arrays of the derivative, or differentiate."""
+    x, slope = np.asarray([1.0, 2.0, 3.0]), xf.jit(xf.grad(lambda x: np.sum(x**3)))
+
+    def compute(jit):
+        def f(y):
+            closure = jit(lambda x: x * y)
+            return sum(np.sum(closure(x) + slope(x) * y) for _ in range(4))
+
+        return xf.jvp(f, (x,), (x,)) if derivative == "jvp" else getattr(xf, derivative)(f)(x)
+
+    np.testing.assert_array_equal(compute(xf.jit), compute(lambda function: function))
+
+
 @for_each("name", ["torch", "jax", "array_api_strict"])
 def test_other_libraries(name):
     xp = library_or_skip(name)

@@ -24,6 +24,7 @@ from xformer.threads import available_threads
 from xformer.tracing.activations import is_observing
 from xformer.tracing.arguments import Arguments, arrays_of, check_function, check_hashable, check_static, namespace_of
 from xformer.tracing.graph import ACTIVE_GRAPH
+from xformer.tracing.namespace import innermost_trace
 from xformer.tracing.program import Intervals, Program, array_copy, compiler
 from xformer.tree import Module
 
@@ -183,7 +184,8 @@ class _Jitted:
         for index in self._static:
             check_static(args, index)
         xp = self._namespace(args, keywords)
-        if xp is None or xp.is_trace or ACTIVE_GRAPH.get() is not None or is_observing():
+        is_inside = innermost_trace() is not None or ACTIVE_GRAPH.get() is not None  # whose arrays it may close over
+        if xp is None or xp.is_trace or is_inside or is_observing():
             return self._function(*args, **keywords)
         if xp.name == "jax":
             return self._compile_by_jax(args, keywords)
