@@ -330,9 +330,8 @@ class ShardedOptimizer:
         own = self._own(leaves), self._own(flatten_parameters(grads)[0])
         updated, state = self.optimizer.update(*own, state, *args, **options)
         owners, new = self._owners(leaves), iter(updated)
-        mine = [
-            next(new) if owner == self.communicator.rank else leaf for owner, leaf in zip(owners, leaves, strict=True)
-        ]
+        rank = self.communicator.rank
+        mine = [next(new) if owner == rank else leaf for owner, leaf in zip(owners, leaves, strict=True)]
         return rebuild(self.communicator.share(mine, owners)), state
 
     def gather_state(self, model: Any, state: Any) -> Any:

@@ -317,7 +317,8 @@ def build_torch(settings: Settings) -> Computation:
     torch: Any = importlib.import_module("torch")
     nn, (own, inputs, gradient) = torch.nn, _own(settings)
     d_model, heads, causal = _d_model(settings), settings["heads"], settings["causal"]
-    options = {"dim_feedforward": 4 * d_model, "dropout": 0.0, "batch_first": True, "norm_first": True}
+    d_ff = 4 * d_model
+    options = {"dim_feedforward": d_ff, "dropout": 0.0, "batch_first": True, "norm_first": True}
     if settings["padded"]:
         raise BackendError("the peers have no padding")
 
@@ -325,9 +326,7 @@ def build_torch(settings: Settings) -> Computation:
         "attention": nn.Identity,
         "layer": lambda: nn.MultiheadAttention(d_model, heads, batch_first=True),
         "norm": lambda: nn.LayerNorm(d_model),
-        "feed-forward": lambda: nn.Sequential(
-            nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, d_model)
-        ),
+        "feed-forward": lambda: nn.Sequential(nn.Linear(d_model, d_ff), nn.ReLU(), nn.Linear(d_ff, d_model)),
         "encoder": lambda: nn.TransformerEncoder(
             nn.TransformerEncoderLayer(d_model, heads, **options), settings["layers"], enable_nested_tensor=False
         ),

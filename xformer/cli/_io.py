@@ -162,15 +162,13 @@ def check_writable(path: str) -> None:
         raise ConfigError(f"cannot write {path}: {parent} is not a writable directory")
 
 
-@contextlib.contextmanager
-def open_bytes(name: str) -> Iterator[IO[bytes]]:
+def open_bytes(name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
     """Open a file, which appears when it is complete, a pipe or a device, or standard output ("-").
 
     Raises:
         CheckpointError: If it cannot be written; an earlier file of that name is then unchanged.
     """
-    with contextlib.nullcontext(sys.stdout.buffer) if name == STANDARD else atomic_write(name) as file:
-        yield file
+    return contextlib.nullcontext(sys.stdout.buffer) if name == STANDARD else atomic_write(name)
 
 
 @contextlib.contextmanager

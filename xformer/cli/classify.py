@@ -75,7 +75,8 @@ def classify(
     files: dict[str, Any] = {"train": train, "train_labels": train_labels, "valid": valid, "valid_labels": valid_labels}
     used = {"input": source, "test": test, "test_labels": test_labels, "output": output}
     unused = {**files, "out": out, **training, "backend": None, **settings, **dict.fromkeys(_PREDICTION)}
-    given = [option_name(name) for name, value in (used if model is None else unused).items() if value is not None]
+    values = used if model is None else unused
+    given = [option_name(name) for name, value in values.items() if value not in (None, ())]
     if (model is None) == (train is None) or given:
         found = f"; {given[0]} is for {'--model' if model is None else '--train'}" if given else ""
         raise ConfigError(f"expected --train to train a classifier, or --model to classify texts, not both{found}")

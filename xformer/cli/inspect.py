@@ -63,9 +63,7 @@ def inspect(
         _show_environment(as_json=as_json)
         return
     if directory is None:
-        raise ConfigError(
-            "inspect got no model; pass the directory of a run or checkpoint, a .gguf file or --environment"
-        )
+        raise ConfigError("inspect got no model; pass a run, a checkpoint, a .gguf file or --environment")
     public = is_public(directory)
     if plot is not None:
         if public:

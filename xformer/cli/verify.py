@@ -38,8 +38,8 @@ from xformer.ops.decoding import log_softmax
 from xformer.runs.console import progress_bar
 from xformer.training import schedules
 
+# The name of a computation, the way of computing, and an array or a list of hypotheses for each input.
 Numbers = tuple[str, str, Iterable[Any]]
-"""The name of a computation, the way of computing, and an array or a list of hypotheses for each input."""
 
 _STEPS, _ROWS = 10, 16
 _METHODS: dict[str, dict[str, Any]] = {"greedy search": {}, "sampling": {"top_k": 20, "temperature": 0.9}}

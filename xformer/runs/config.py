@@ -208,9 +208,7 @@ class BaseTrainingConfig(FitConfig):
         peak = self.learning_rate
         if peak is None:
             if d_model is None:
-                raise ConfigError(
-                    "learning_rate is None; the model has no d_model to compute it from; set learning_rate"
-                )
+                raise ConfigError("learning_rate is None; the model has no d_model to compute it from; set it")
             peak = self.learning_rate_factor * math.pow(d_model, -0.5) * math.pow(self.warmup_steps, -0.5)
         if self.min_learning_rate > peak:
             received = f"min_learning_rate is {self.min_learning_rate}, above the peak of {peak:.3g}"

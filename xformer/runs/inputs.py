@@ -14,8 +14,8 @@ from xformer.errors import CheckpointError, DataError, describe_type
 from xformer.families.run_directory import RunDirectory, sha256
 from xformer.io import StrPath
 
+# The path of a text file, a list of `pathlib.Path`, or lines of text as an iterable of strings.
 Text = StrPath | Iterable[StrPath]
-"""The path of a text file, a list of `pathlib.Path`, or lines of text as an iterable of strings."""
 
 Files = Mapping[str, Path]  # by name: "source", and "source 2" for the second file of a list
 

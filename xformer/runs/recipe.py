@@ -281,8 +281,7 @@ def check_init_settings(tables: dict[str, Any], name: str) -> None:
                 raise ConfigError(f"{problem}; omit {key}")
 
 
-RecipeSource = Recipe | StrPath | Mapping[str, Any] | None
-"""A recipe, its TOML file, or its tables."""
+RecipeSource = Recipe | StrPath | Mapping[str, Any] | None  # a recipe, its TOML file, or its tables
 
 
 def make_recipe(source: RecipeSource, settings: Mapping[str, Any], tasks: Sequence[str]) -> Recipe:

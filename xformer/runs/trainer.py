@@ -113,8 +113,7 @@ class Trainer:
         if config.shard_optimizer:
             optimizer = ShardedOptimizer(optimizer, self.communicator)
         self.progress = Progress()
-        best = config.average == "best"
-        self.checkpoints = Checkpoints(directory.checkpoints, config.keep_checkpoints, best=best)
+        self.checkpoints = Checkpoints(directory.checkpoints, config.keep_checkpoints, best=config.average == "best")
         self.validator = Validator(
             config.validate_every,
             loss=lambda model, loop: self.validation_loss(model),
@@ -155,9 +154,8 @@ class Trainer:
 
     def validation_loss(self, model: Any) -> float:
         """Return the mean cross-entropy of the validation set, in nats per token, without smoothing or dropout."""
-        return mean_loss(
-            self.task.loss, model, self.task.validation_batches(), self.loop.num_workers, communicator=self.communicator
-        )
+        loss, batches = self.task.loss, self.task.validation_batches()
+        return mean_loss(loss, model, batches, self.loop.num_workers, communicator=self.communicator)
 
     def __call__(self, event: Event, loop: TrainingLoop) -> None:
         """Keep models: the best one, checkpoints, and at the end their average."""

@@ -146,8 +146,7 @@ def write_event(event: Event) -> list[bytes]:
 async def classify(server: Server, request: schema.ClassifyRequest) -> schema.Classes:
     """Classify texts."""
     model = server.model(request.model, Classifier, task="classify")
-    texts = texts_of("input", request.input)
-    predictions = await model.worker.join(model.pipeline, texts)
+    predictions = await model.worker.join(model.pipeline, texts_of("input", request.input))
     return schema.Classes(model.name, [schema.Class(i, *each) for i, each in enumerate(predictions)])
 
 

@@ -128,8 +128,7 @@ async def detokenize(server: Server, request: schema.DetokenizeRequest) -> schem
     """Join token ids to a text."""
     tokenizer = server.model(request.model, Pipeline, task="split texts").pipeline.source_tokenizer
     check_tokens("tokens", request.tokens, tokenizer.vocab_size)
-    text = await server.in_thread(lambda: tokenizer.decode(request.tokens, skip_special_tokens=False))
-    return {"prompt": text}
+    return {"prompt": await server.in_thread(lambda: tokenizer.decode(request.tokens, skip_special_tokens=False))}
 
 
 def plain_message(message: schema.Json) -> schema.Json:
@@ -263,8 +262,7 @@ class _Answer:
             chunks.append(self.chunk(*event.data))
             return [each for chunk in chunks if chunk is not None for each in self.events(chunk)]
         for number, output in enumerate(event.data):
-            is_beam = self.config.method == "beam"
-            text, tokens = (output.text, output.logprobs) if is_beam else ("", None)
+            text, tokens = (output.text, output.logprobs) if self.config.method == "beam" else ("", None)
             chunks.append(self.chunk(number, text, tokens or [], output))
         if self.request.stream_options.include_usage:
             chunks.append(self.chunk_of([], self.usage(event.data)))
@@ -383,8 +381,7 @@ class _ChatAnswer(_Answer):
             for tool in self.tools:
                 field = f"tools[{request.tools.index(tool)}].function.parameters"
                 functions[tool.function.name] = _checked(field, tool.function.parameters, tool.function.strict)
-            calls = chat.tool_call_grammar(tokenizer, functions, is_single=self.is_single)
-            self._add_grammar(lark=calls)
+            self._add_grammar(lark=chat.tool_call_grammar(tokenizer, functions, is_single=self.is_single))
         elif form is not None and form.type != "text":
             described: Any = {"schema": {"type": "object"}} if form.type == "json_object" else form.json_schema or {}
             field, is_strict = "response_format.json_schema.schema", described.get("strict")
@@ -398,8 +395,7 @@ class _ChatAnswer(_Answer):
         choices = []
         for number, output in enumerate(outputs):
             text, calls, ending = self._parse(output.text, output)
-            found = [_call(each) for each in calls]
-            message = schema.Message("assistant", text or (None if calls else ""), found)
+            message = schema.Message("assistant", text or (None if calls else ""), [_call(each) for each in calls])
             logprobs = None if self.logprobs is None else _chat_logprobs(output.logprobs or [])
             choices.append(schema.ChatChoice(number, message, logprobs=logprobs, **ending))
         head = {**self.head, **self.shown[0]}

@@ -30,8 +30,7 @@ _SECONDS_FOR_BODY = 20.0
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
-Chunks = AsyncIterator[bytes]
-"""Server-sent events."""
+Chunks = AsyncIterator[bytes]  # server-sent events
 
 
 class Route(NamedTuple):

@@ -20,8 +20,7 @@ from xformer.text.extras import library_errors, require
 from xformer.training.events import Checkpoint, End, Event, Step, Validation
 from xformer.training.fit import LOG_EVERY, TrainingLoop
 
-Rows = Sequence[Mapping[str, str]]
-"""A table: for each row the texts by column name."""
+Rows = Sequence[Mapping[str, str]]  # a table: for each row the texts by column name
 
 
 @dataclass(eq=False, kw_only=True)
@@ -42,8 +41,7 @@ class Logger(ABC):
         ConfigError: For an invalid number of steps.
     """
 
-    package: ClassVar[str]
-    """Import name of the package."""
+    package: ClassVar[str]  # its import name
 
     samples: Callable[[Any], Rows] | None = None
     figures: Callable[[Any], Mapping[str, Any]] | None = None
@@ -139,10 +137,8 @@ class TensorBoard(Logger):
     def open(self, step: int) -> None:
         """Open a new event file; TensorBoard discards events of earlier files after `step`."""
         # Names of event files have the time in seconds; the suffix keeps sessions of the same second apart.
-        purge_step = step + 1 if step else 0
-        self._writer = self._module.SummaryWriter(
-            os.fspath(self.directory), purge_step=purge_step, filename_suffix=f".{step}"
-        )
+        options = {"purge_step": step + 1 if step else 0, "filename_suffix": f".{step}"}
+        self._writer = self._module.SummaryWriter(os.fspath(self.directory), **options)
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write scalars by name."""
@@ -218,8 +214,7 @@ class MLflow(_RunLogger):
         if self.run_id is not None:
             client.update_run(self.run_id, status="RUNNING")
             for name in client.get_run(self.run_id).data.metrics:
-                history = client.get_metric_history(self.run_id, name)
-                self._last_steps[name] = max(metric.step for metric in history)
+                self._last_steps[name] = max(each.step for each in client.get_metric_history(self.run_id, name))
             return
         experiment = client.get_experiment_by_name(self.experiment)
         experiment_id = client.create_experiment(self.experiment) if experiment is None else experiment.experiment_id

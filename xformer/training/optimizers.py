@@ -50,8 +50,8 @@ class Optimizer(Protocol):
         """
 
 
+# A tuple for each parameter: itself, its gradient, and its statistics in the order of the state.
 Rows = Sequence[Any]
-"""A tuple for each parameter: itself, its gradient, and its statistics in the order of the state."""
 
 
 class _Optimizer(Config):

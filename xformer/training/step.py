@@ -96,8 +96,7 @@ def train_step(
         num_tokens = sum(batch.num_tokens for batch in batches)
     if type(num_tokens) is not int or num_tokens < 1:
         _check_tokens(num_tokens, batches)
-    weight = loss_scale / num_tokens
-    loss, grads = accumulate(value_and_grad(_Weighted(loss_fn)), model, batches, rng, weight)
+    loss, grads = accumulate(value_and_grad(_Weighted(loss_fn)), model, batches, rng, loss_scale / num_tokens)
     grad_norm = global_norm(grads)
     grad_scale = clip_scale(loss, grad_norm, max_grad_norm, loss_scale)
     model, state = optimizer.update(model, grads, state, learning_rate, grad_scale, donate=donate)
