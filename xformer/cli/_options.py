@@ -36,7 +36,7 @@ def check_utf8(value: Any) -> Any:
     return value
 
 
-def value_option(name: str, metavar: str, help: str, panel: str | None = DATA, **settings: Any) -> Any:
+def value_option(name: str, metavar: str | None, help: str, panel: str | None = DATA, **settings: Any) -> Any:
     """Return an option with a value, which help shows as `metavar`; settings are further ones of `typer.Option`."""
     return typer.Option(name, metavar=metavar, help=help, rich_help_panel=panel, **settings)
 
@@ -196,18 +196,12 @@ def take_options(config: type[Config], settings: dict[str, Any]) -> dict[str, An
 
 def _parameter(name: str, type_name: str, panel: str, field: Field[Any], defaults: Sequence[str]) -> inspect.Parameter:
     """Return the parameter of a command for a field; its value is None if the option is not given."""
-    metadata = field.metadata
+    metadata, flags = field.metadata, option_name(name)
     note = f" \\[default: {', '.join(defaults)}]" if defaults else ""
-    names = [option_name(name)]
     if type_name == "bool" and defaults:
-        names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
-    option = typer.Option(
-        *names,
-        help=f"{metadata['help']}{note}",
-        metavar="|".join(metadata["choices"] or ()) or metadata["metavar"] or _METAVARS.get(type_name),
-        rich_help_panel=panel or RECIPE,
-        callback=check_utf8,
-    )
+        flags = f"{flags}/--no-{flags.removeprefix('--')}"
+    metavar = "|".join(metadata["choices"] or ()) or metadata["metavar"] or _METAVARS.get(type_name)
+    option = value_option(flags, metavar, f"{metadata['help']}{note}", panel or RECIPE, callback=check_utf8)
     return _keyword(name, Annotated[_TYPES[type_name] | None, option])
 
 

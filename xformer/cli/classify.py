@@ -46,16 +46,12 @@ from xformer.runs.classes import Examples
 from xformer.runs.config import ClassTrainingConfig, InitConfig
 from xformer.runs.console import make_console, progress_bar
 
+_OPTIONS = ["lora", "problem_type", "labels", "epochs", "batch_tokens", "max_length", *TRAINING, *COMPUTING]
 _PIECE = 256  # texts between updates of the progress bar
 _PREDICTION = ("batch_tokens", "reproducible")  # settings that prediction has, too
 
 
-@config_options(
-    ClassTrainingConfig,
-    InitConfig,
-    names=["lora", "problem_type", "labels", "epochs", "batch_tokens", "max_length", *TRAINING, *COMPUTING],
-    default_of="the recipe's",
-)
+@config_options(ClassTrainingConfig, InitConfig, names=_OPTIONS, default_of="the recipe's")
 def classify(
     train: Annotated[Path | None, file_option("--train", "Training texts with their labels.")] = None,
     train_labels: Annotated[Path | None, file_option("--train-labels", "Their labels, one per line.")] = None,

@@ -81,20 +81,17 @@ class InputOptions(Config):
     verbose: bool = option(default=False)
 
 
-@config_options(
-    GenerationConfig,
-    InputOptions,
-    SearchOptions,
-    CorpusOptions,
-    names=[
-        *field_names(InputOptions),
-        *("max_new_tokens", "num_return_sequences", "context"),
-        *("temperature", "top_k", "top_p", "min_p", "seed"),
-        *("num_beams", "sequence_bias", "stop", "no_repeat_ngram_size", "repetition_penalty"),
-        *("num_draft_tokens", "prompt_lookup_num_tokens", "batch_tokens"),
-        *field_names(CorpusOptions),
-    ],
-)
+_OPTIONS = [
+    *field_names(InputOptions),
+    *("max_new_tokens", "num_return_sequences", "context"),
+    *("temperature", "top_k", "top_p", "min_p", "seed"),
+    *("num_beams", "sequence_bias", "stop", "no_repeat_ngram_size", "repetition_penalty"),
+    *("num_draft_tokens", "prompt_lookup_num_tokens", "batch_tokens"),
+    *field_names(CorpusOptions),
+]
+
+
+@config_options(GenerationConfig, InputOptions, SearchOptions, CorpusOptions, names=_OPTIONS)
 def generate(
     model: ModelOption,
     draft_model: DraftModelOption = None,

@@ -51,7 +51,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from xformer.cli._io import program, quote
-from xformer.cli._options import CommonOptions, OutOption, config_options, file_option, launch_arguments
+from xformer.cli._options import OutOption, config_options, file_option, launch_arguments
 from xformer.families.run_directory import COMMANDS, RunDirectory
 from xformer.runs import launch
 from xformer.runs.config import InitConfig, TokenizerConfig, TrainingConfig
@@ -59,20 +59,14 @@ from xformer.runs.console import make_console
 
 TRAINING = ("valid_share", "max_minutes", "max_steps", "patience", "learning_rate", "warmup_steps")
 COMPUTING = ("seed", "dtype", "precision", "reproducible")
+_OPTIONS = [
+    *("source_language", "target_language", "lora", "task"),
+    *(*TRAINING, "batch_tokens", "vocab_size", "lowercase", "max_length", "truncation", "bleu_tokenize"),
+    *COMPUTING,
+]
 
 
-@config_options(
-    TrainingConfig,
-    TokenizerConfig,
-    InitConfig,
-    CommonOptions,
-    names=[
-        *("source_language", "target_language", "lora", "task"),
-        *(*TRAINING, "batch_tokens", "vocab_size", "lowercase", "max_length", "truncation", "bleu_tokenize"),
-        *COMPUTING,
-    ],
-    default_of="the recipe's",
-)
+@config_options(TrainingConfig, TokenizerConfig, InitConfig, names=_OPTIONS, default_of="the recipe's")
 def train(
     out: OutOption,
     source: Annotated[Path, file_option("--source", "Training text, source side.")],

@@ -56,14 +56,11 @@ from xformer.cli.train import COMPUTING, TRAINING, finish
 from xformer.runs import launch
 from xformer.runs.config import ChatTrainingConfig, InitConfig, LanguageModelTrainingConfig
 
+_OPTIONS = ["lora", "context_length", "batch_size", "truncation", *TRAINING, *COMPUTING]
+_VARIANTS = {"with --chats": ChatTrainingConfig}
 
-@config_options(
-    LanguageModelTrainingConfig,
-    InitConfig,
-    names=["lora", "context_length", "batch_size", "truncation", *TRAINING, *COMPUTING],
-    default_of="the recipe's",
-    variants={"with --chats": ChatTrainingConfig},
-)
+
+@config_options(LanguageModelTrainingConfig, InitConfig, names=_OPTIONS, default_of="the recipe's", variants=_VARIANTS)
 def train_lm(
     out: OutOption,
     text: Annotated[Path | None, file_option("--text", "Training text, used with its line ends.")] = None,
