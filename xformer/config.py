@@ -187,6 +187,11 @@ def field_names(config: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(config)]
 
 
+def take_options(config: type[Config], settings: dict[str, Any]) -> dict[str, Any]:
+    """Remove the fields of a configuration from settings, and return them."""
+    return {name: settings.pop(name) for name in field_names(config) if name in settings}
+
+
 def options_of(config: type[Config]) -> Iterator[tuple[str, str, str, dataclasses.Field[Any]]]:
     """Yield (name, type without None, panel, field) for the fields of a configuration, in order."""
     panel = ""

@@ -124,8 +124,8 @@ def test_models_for_english_take_no_language_or_task(whisper, transcriber):
 def test_unknown_options_are_errors(transcriber):
     for options, match in (
         ({"language": "fr"}, "language is 'fr'; "),
-        ({"task": "summarize"}, "task is 'summarize'; expected one of transcribe, translate"),
-        ({"batch_size": 0}, "batch_size is 0; expected an integer of at least 1"),
+        ({"task": "summarize"}, "task is 'summarize'; expected one of 'transcribe', 'translate'"),
+        ({"batch_size": 0}, "batch_size is 0; expected at least 1"),
     ):
         with raises_line(ConfigError, match):
             transcriber(NOISE, **options)

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import xformer
 from xformer.cli import _io
-from xformer.cli._options import option_name, take_options
-from xformer.config import Config, option
+from xformer.cli._options import option_name
+from xformer.config import Config, option, take_options
 from xformer.errors import CheckpointError, ConfigError, CorpusError
 from xformer.pipelines import ChunkOutput, CorpusProgress, Pipeline, WorkerProcesses, model_digests, process_corpus
 from xformer.pipelines.corpus import check_not_ledger

@@ -189,11 +189,6 @@ def config_options(
     return decorate
 
 
-def take_options(config: type[Config], settings: dict[str, Any]) -> dict[str, Any]:
-    """Remove the fields of a configuration from the settings of a command, and return them."""
-    return {name: settings.pop(name) for name in field_names(config) if name in settings}
-
-
 def _parameter(name: str, type_name: str, panel: str, field: Field[Any], defaults: Sequence[str]) -> inspect.Parameter:
     """Return the parameter of a command for a field; its value is None if the option is not given."""
     metadata, flags = field.metadata, option_name(name)

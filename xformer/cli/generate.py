@@ -48,8 +48,8 @@ import numpy as np
 
 from xformer.cli import _io
 from xformer.cli._corpus import ChunkFunction, CorpusOptions, process_file
-from xformer.cli._options import DATA, DraftModelOption, ModelOption, config_options, file_option, take_options
-from xformer.config import Config, field_names, option
+from xformer.cli._options import DATA, DraftModelOption, ModelOption, config_options, file_option
+from xformer.config import Config, field_names, option, take_options
 from xformer.errors import ConfigError, XformerError
 from xformer.generation import GenerationConfig
 from xformer.generation.engine import run_steps

@@ -23,33 +23,19 @@ from typing import Annotated, Any, Literal
 
 from xformer.cli import _io
 from xformer.cli._options import CheckpointOption, argument, config_options, file_option, value_option
-from xformer.config import Config, field_names, option
 from xformer.data.audio import read_wav
 from xformer.errors import ConfigError
 from xformer.generation import GenerationConfig
 from xformer.pipelines import Transcriber
-from xformer.pipelines.transcription import TASKS, TIMESTAMPS
+from xformer.pipelines.options import SpeechOptions
 from xformer.text.corpus import one_line
 
 
-class SpeechOptions(Config):
-    """Arguments of `Transcriber.__call__` that are options of transcribe.
-
-    Args:
-        language: Code of the spoken language, e.g. de; default: the model detects it.
-        task: Write the spoken language, or translate to English.
-        timestamps: Times in subtitles and JSON: of segments, the default, or of words too.
-        temperature: Temperature of sampling, 0 for the most probable tokens. Repeat it: the next one is used where the
-            output repeats itself or is improbable.
-    """
-
-    language: str | None = option(default=None, panel="Speech")
-    task: str = option(default="transcribe", choices=TASKS)
-    timestamps: str | None = option(default=None, choices=TIMESTAMPS)
-    temperature: tuple[float, ...] = option(default=())
-
-
-@config_options(GenerationConfig, SpeechOptions, names=[*field_names(SpeechOptions), "num_beams", "max_new_tokens"])
+@config_options(
+    GenerationConfig,
+    SpeechOptions,
+    names=["language", "task", "timestamps", "temperature", "num_beams", "max_new_tokens"],
+)
 def transcribe(
     audio: Annotated[list[Path], argument("AUDIO.wav", "WAV files.")],
     model: CheckpointOption,

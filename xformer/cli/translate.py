@@ -37,8 +37,8 @@ from typing import Annotated, Any
 
 from xformer.cli import _io
 from xformer.cli._corpus import ChunkFunction, CorpusOptions, process_file
-from xformer.cli._options import COMPUTING, DATA, ModelOption, config_options, file_option, take_options
-from xformer.config import field_names, option
+from xformer.cli._options import COMPUTING, DATA, ModelOption, config_options, file_option
+from xformer.config import field_names, option, take_options
 from xformer.generation import GenerationConfig
 from xformer.pipelines import ChunkOutput, Output, TextToText, Translator, check_source_lengths
 from xformer.pipelines.options import SearchOptions

@@ -28,3 +28,34 @@ class SearchOptions(Config):
     target_length: int | None = option(default=None, within=(1, MAX_TARGET_LENGTH), panel="Length of the output")
     length_unit: str = option(default="tokens", choices=("tokens", "words"))
     batch_tokens: int = option(default=4096, at_least=1, panel="Computing")
+
+
+class SpeechOptions(Config):
+    """Arguments of `Transcriber.__call__`, in addition to the fields of `GenerationConfig`.
+
+    Args:
+        language: Code of the spoken language, e.g. de; default: the one that the model detects in the first 30 seconds
+            of each audio.
+        task: Write the spoken language, or translate to English.
+        timestamps: Return a `Transcription` with the times of segments, or of words too.
+        temperature: Temperature of sampling, 0 for the most probable tokens. Repeat it, as in (0.0, 0.4, 0.8): the next
+            one is used for windows with speech whose output fails a threshold.
+        compression_ratio_threshold: Largest factor by which zlib shrinks the tokens of an output, as in transformers;
+            repetitions have a larger one.
+        logprob_threshold: Least mean log-probability of the tokens of an output.
+        no_speech_threshold: Largest probability that nobody speaks. A window with a larger one, whose output fails
+            logprob_threshold, has no text.
+        batch_size: Windows of 30 seconds that are transcribed at a time, with timestamps one of each audio. On NumPy
+            each core runs one batch.
+        seed: Seed of sampling.
+    """
+
+    language: str | None = option(default=None, panel="Speech")
+    task: str = option(default="transcribe", choices=("transcribe", "translate"))
+    timestamps: str | None = option(default=None, choices=("segments", "words"))
+    temperature: tuple[float, ...] | None = option(default=None)
+    compression_ratio_threshold: float | None = option(default=1.35)
+    logprob_threshold: float | None = option(default=-1.0)
+    no_speech_threshold: float | None = option(default=0.6)
+    batch_size: int = option(default=8, at_least=1)
+    seed: int = option(default=0)

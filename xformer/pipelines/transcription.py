@@ -15,22 +15,22 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from xformer.backends import to_host
-from xformer.config import check_count, check_number
+from xformer.config import check_number, take_options
 from xformer.data.audio import HOP_LENGTH, SAMPLE_RATE, log_mel_spectrogram, read_samples, split_at_pauses
-from xformer.errors import CheckpointError, ConfigError, check_choice, nearest_hint
+from xformer.errors import CheckpointError, ConfigError, nearest_hint
 from xformer.generation import GenerationConfig, Hypothesis, generate
 from xformer.generation.pretrained import GENERATION_FILE, read_generation
 from xformer.generation.processors import token_alternatives
 from xformer.io import StrPath, read_json
 from xformer.models import SpeechTransformer, SpeechTransformerConfig
 from xformer.pipelines.base import Pipeline, check_vocabulary
+from xformer.pipelines.options import SpeechOptions
 from xformer.pipelines.timestamps import WITHOUT_SPACES, TimestampRules, TokenSegment, split_segments, timed_words
 from xformer.pipelines.transcript import Segment, Transcription, Word
 from xformer.random import Rng
 from xformer.tokenizers import PretrainedTokenizer, load_tokenizer
 from xformer.tracing.activations import record
 
-TASKS, TIMESTAMPS = ("transcribe", "translate"), ("segments", "words")
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _ENGLISH_VOCABULARY = 51864  # of Whisper's models for English; all others have more tokens
 
@@ -114,18 +114,9 @@ class Transcriber(Pipeline):
         config: GenerationConfig | None = None,
         *,
         sample_rate: int = SAMPLE_RATE,
-        language: str | None = None,
-        task: str = "transcribe",
-        timestamps: str | None = None,
-        temperature: float | Sequence[float] | None = None,
-        compression_ratio_threshold: float | None = 1.35,
-        logprob_threshold: float | None = -1.0,
-        no_speech_threshold: float | None = 0.6,
-        batch_size: int = 8,
-        seed: int = 0,
         progress: Callable[[float, float], None] | None = None,
         on_segment: Callable[[Segment, str], None] | None = None,
-        **overrides: Any,
+        **options: Any,
     ) -> Any:
         """Return the text of a recording: `transcriber("speech.wav", language="de")`.
 
@@ -133,23 +124,9 @@ class Transcriber(Pipeline):
             audio: Path of a WAV file, or floats (samples,) of one channel; or a list of these.
             config: Settings of generation. Default: those of the checkpoint.
             sample_rate: Samples per second of arrays; files have their own.
-            language: Code of the spoken language, e.g. "de". Default: the one that the model detects in the first 30
-                seconds of each audio.
-            task: "transcribe", or "translate" into English.
-            timestamps: "segments" or "words": return a `Transcription` with the times of segments, or of words too.
-            temperature: Temperature of sampling, 0 for greedy search; or several, such as (0.0, 0.2, 0.4, 0.6, 0.8):
-                the next one is used for windows with speech whose output fails a threshold. Default: that of `config`.
-            compression_ratio_threshold: Largest factor by which zlib shrinks the tokens of an output, as in
-                transformers; repetitions have a larger one. None for any.
-            logprob_threshold: Least mean log-probability of the tokens of an output; None for any.
-            no_speech_threshold: Largest probability that nobody speaks. A window with a larger one, whose output fails
-                `logprob_threshold`, has no text. None for any.
-            batch_size: Windows of 30 seconds that are transcribed at a time, with timestamps one of each audio. On
-                NumPy each core runs one batch.
-            seed: Seed of sampling.
             progress: Function that receives the seconds that are done and all seconds of the audio, as it proceeds.
             on_segment: Function that receives each segment as soon as it is known, and what it adds to the text.
-            **overrides: Fields of `GenerationConfig` that replace those of the config.
+            **options: Fields of `SpeechOptions`, and fields of `GenerationConfig` that replace those of the config.
 
         Returns:
             The text, or a `Transcription`; for a list a list of them.
@@ -158,25 +135,20 @@ class Transcriber(Pipeline):
             DataError: For a file that is not a WAV file, and for invalid samples.
             ConfigError: For an unknown language, task or kind of timestamps, and for invalid settings.
         """
-        check_count("batch_size", batch_size)
-        config = GenerationConfig.resolve(self.defaults if config is None else config, overrides)
-        temperatures = temperature if isinstance(temperature, list | tuple) else [temperature]
+        speech = SpeechOptions(**take_options(SpeechOptions, options))
+        config = GenerationConfig.resolve(self.defaults if config is None else config, options)
+        temperatures = speech.temperature if isinstance(speech.temperature, tuple) else (speech.temperature,)
         if not temperatures:
-            raise ConfigError(f"temperature is {temperature!r}; expected at least one number")
+            raise ConfigError(f"temperature is {temperatures!r}; expected at least one number")
         changes = [{} if each is None else {"temperature": each} for each in temperatures]
         configs = [GenerationConfig.resolve(config, each) for each in changes]
-        thresholds = compression_ratio_threshold, logprob_threshold, no_speech_threshold
-        for name, value in zip(_Settings._fields[-3:], thresholds, strict=True):
-            if value is not None and (not _is_number(value) or math.isnan(value)):
-                raise ConfigError(f"{name} is {value!r:.80}; expected a number or None")
         sources = list(audio) if isinstance(audio, list | tuple) else [audio]
+        language, task, timestamps = speech.language, speech.task, speech.timestamps
         self._check_task(language, task)
-        if timestamps not in (None, *TIMESTAMPS):
-            raise ConfigError(f"timestamps is {timestamps!r}; expected 'segments', 'words' or None")
         signals = [read_samples(each, sample_rate) for each in sources]
         languages = [language or self._detected(signal) for signal in signals]
         has_spaces = [code not in WITHOUT_SPACES or task == "translate" for code in languages]
-        run = functools.partial(self._decode, settings=_Settings(configs, timestamps, seed, *thresholds))
+        run = functools.partial(self._decode, configs=configs, speech=speech)
         length = self.window_length
         windows: list[_Window] = []
         for index, signal in enumerate(signals):
@@ -189,7 +161,8 @@ class Transcriber(Pipeline):
         done, total = 0, sum(map(len, signals))
         while windows:
             following = []
-            batches = [windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]
+            size = speech.batch_size
+            batches = [windows[start : start + size] for start in range(0, len(windows), size)]
             results = itertools.chain.from_iterable(self._run_batches(run, batches))
             for window, (found, end) in zip(windows, results, strict=True):
                 for segment in found:
@@ -235,47 +208,49 @@ class Transcriber(Pipeline):
 
     # --- Windows ------------------------------------------------------------------------------------------------------
 
-    def _decode(self, batch: list[_Window], settings: _Settings) -> list[tuple[list[Segment], int]]:
+    def _decode(
+        self, batch: list[_Window], configs: list[GenerationConfig], speech: SpeechOptions
+    ) -> list[tuple[list[Segment], int]]:
         """Return the segments of each window, and the sample at which the next window begins."""
         latest = self.max_initial_timestamp * SAMPLE_RATE / _POSITION_LENGTH
         latest = min(latest, self.model.config.max_source_positions)
         rules = TimestampRules(self._first_timestamp, self.model.config.eos_id, round(latest))
         features = [self._features(window.samples) for window in batch]
-        prefixes = [window.prefix if settings.timestamps is None else window.prefix[:-1] for window in batch]
+        prefixes = [window.prefix if speech.timestamps is None else window.prefix[:-1] for window in batch]
         outputs: list[Any] = [None] * len(batch)
         waiting = list(range(len(batch)))
-        for attempt, config in enumerate(settings.configs):
+        for attempt, config in enumerate(configs):
             found = generate(
                 self.model,
                 np.stack([features[i] for i in waiting]),
                 config,
                 prefix=[prefixes[i] for i in waiting],
-                logits_processors=[] if settings.timestamps is None else [rules],
-                rng=Rng(settings.seed).fold_in("temperature", attempt) if attempt else Rng(settings.seed),
+                logits_processors=[] if speech.timestamps is None else [rules],
+                rng=Rng(speech.seed).fold_in("temperature", attempt) if attempt else Rng(speech.seed),
                 indices=[batch[i].number for i in waiting],
             )
             for i, (output, *_) in zip(waiting, found, strict=True):
                 outputs[i] = output._replace(tokens=output.tokens[len(prefixes[i]) :])
-            if attempt + 1 < len(settings.configs):
-                waiting = [i for i in waiting if self._fails(features[i], outputs[i], settings)]
+            if attempt + 1 < len(configs):
+                waiting = [i for i in waiting if self._fails(features[i], outputs[i], speech)]
             if not waiting:
                 break
-        return [self._segments(*each, settings) for each in zip(batch, features, outputs, strict=True)]
+        return [self._segments(*each, speech) for each in zip(batch, features, outputs, strict=True)]
 
     def _segments(
-        self, window: _Window, features: Any, output: Hypothesis, settings: _Settings
+        self, window: _Window, features: Any, output: Hypothesis, speech: SpeechOptions
     ) -> tuple[list[Segment], int]:
         """Return the segments of a window, and the sample at which the next window begins."""
         end, tokens = window.start + len(window.samples), output.tokens
-        if self._is_without_speech(features, output, settings):
+        if self._is_without_speech(features, output, speech):
             return [], end
-        if settings.timestamps is None:
+        if speech.timestamps is None:
             text = self._text(tokens)
             return [Segment(text, window.start / SAMPLE_RATE, end / SAMPLE_RATE)] if text else [], end
         num_positions = max(1, len(window.samples) // _POSITION_LENGTH)
         parts, next_position = split_segments(tokens, self._first_timestamp, self.model.config.eos_id, num_positions)
         words: list[list[Word]] = [[] for _ in parts]
-        if settings.timestamps == "words":
+        if speech.timestamps == "words":
             words = self._words(window, features, parts, num_positions)
 
         def seconds(position: float) -> float:
@@ -312,30 +287,29 @@ class Transcriber(Pipeline):
         decode, has_spaces = self.tokenizer.decode, window.has_spaces
         return timed_words(parts, np.stack(weights), start, probabilities, decode, has_spaces=has_spaces)
 
-    def _is_without_speech(self, features: Any, output: Hypothesis, settings: _Settings) -> bool:
+    def _is_without_speech(self, features: Any, output: Hypothesis, speech: SpeechOptions) -> bool:
         """Return whether nobody speaks in a window with an output, whose tokens have no prefix."""
         if features.min() == features.max():  # digital silence
             return True
         token = next(filter(None, map(self.tokenizer.token_to_id, _NO_SPEECH)), None)
-        threshold, least = settings.no_speech_threshold, settings.logprob_threshold
+        threshold, least = speech.no_speech_threshold, speech.logprob_threshold
         if token is None or threshold is None or (least is not None and _mean_log_probability(output) >= least):
             return False
         logits = np.asarray(self._start_logits(features), np.float64)
         weights = np.exp(logits - logits.max())
         return bool(weights[token] > threshold * weights.sum())
 
-    def _fails(self, features: Any, output: Hypothesis, settings: _Settings) -> bool:
+    def _fails(self, features: Any, output: Hypothesis, speech: SpeechOptions) -> bool:
         """Return whether a window with speech needs another output than this one, whose tokens have no prefix."""
         tokens = [*output.tokens, *([self.model.config.eos_id] if output.finished else [])]
-        largest, least = settings.compression_ratio_threshold, settings.logprob_threshold
+        largest, least = speech.compression_ratio_threshold, speech.logprob_threshold
         repeats = largest is not None and _compression_ratio(tokens, self.model.vocab_size) > largest
         is_improbable = least is not None and _mean_log_probability(output) < least
-        return (repeats or is_improbable) and not self._is_without_speech(features, output, settings)
+        return (repeats or is_improbable) and not self._is_without_speech(features, output, speech)
 
     # --- Tokens -------------------------------------------------------------------------------------------------------
 
     def _check_task(self, language: str | None, task: str) -> None:
-        check_choice("task", task, TASKS)
         if not self.multilingual and task != "transcribe":
             raise ConfigError("task is 'translate', but the model knows English only; expected 'transcribe'")
         if language is not None and language not in self.languages:
@@ -384,17 +358,6 @@ class _Window(NamedTuple):
     samples: Any
     prefix: list[int]
     has_spaces: bool
-
-
-class _Settings(NamedTuple):
-    """Settings of a call: one of generation for each attempt, and the arguments of those names."""
-
-    configs: list[GenerationConfig]
-    timestamps: str | None
-    seed: int
-    compression_ratio_threshold: float | None
-    logprob_threshold: float | None
-    no_speech_threshold: float | None
 
 
 def _is_number(value: Any) -> bool:
