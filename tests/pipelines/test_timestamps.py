@@ -302,8 +302,8 @@ def test_wrong_thresholds_are_errors(transcriber):
     for options, message in (
         ({"temperature": ()}, r"temperature is \(\); expected at least one number"),
         ({"temperature": (0.0, "hot")}, "temperature is 'hot'; expected a number"),
-        ({"no_speech_threshold": float("nan")}, "no_speech_threshold is nan; expected a number or None"),
-        ({"compression_ratio_threshold": [2.4]}, r"compression_ratio_threshold is \[2.4\]; expected a number or None"),
+        ({"no_speech_threshold": float("nan")}, "no_speech_threshold is nan; expected a number"),
+        ({"compression_ratio_threshold": [2.4]}, r"compression_ratio_threshold is \[2.4\]; expected a number"),
     ):
         with raises_line(ConfigError, message):
             transcriber(NOISE, **options)

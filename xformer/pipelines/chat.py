@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from xformer.errors import DataError
 from xformer.generation.grammar import JSON_OPTIONS
 from xformer.generation.json_schema import closed_schema
 from xformer.tokenizers import BaseTokenizer, PretrainedTokenizer
+from xformer.tokenizers.base import Messages
 
 _TAGGED_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 TOOL_CALL_START = "<tool_call>"
@@ -19,9 +20,6 @@ _CALL_HEAD = r'\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]*)"\s*,\s*"(?:arguments|parame
 _TAGGED_HEAD, _BARE_HEAD = re.compile(rf"<tool_call>\s*{_CALL_HEAD}"), re.compile(rf"[\s;}}]*{_CALL_HEAD}")
 # Last characters of a prompt that an answer ends with only if the template starts the next answer in any case.
 _PROMPT_END = 4
-
-
-Messages = Sequence[Mapping[str, Any]]  # of a chat, or the functions that its answers may call
 
 
 class ToolCall(NamedTuple):

@@ -29,6 +29,7 @@ from xformer.pipelines.chat import encode_chat, has_tools
 from xformer.pipelines.output_text import GeneratedText, OnText, Outputs, Token, hooks, stop_strings, tokens_of
 from xformer.random import Rng
 from xformer.tokenizers import SPECIAL_TOKENS, BaseTokenizer, load_tokenizer
+from xformer.tokenizers.base import Messages
 
 # Defaults of nanoGPT's sampling script.
 DEFAULT_MAX_NEW_TOKENS = 500
@@ -37,7 +38,7 @@ _OF_SOURCES = (
     "coverage_penalty", "length_penalty", "length_tolerance", "max_length_ratio", "min_length_ratio", "min_new_tokens"
 )  # fmt: skip
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[int] | Messages
 """A text, its token ids, or the messages of a chat: `[{"role": "user", "content": "Hello"}]`."""
 
 
@@ -198,7 +199,7 @@ class TextGenerator(GenerationPipeline):
         config: GenerationConfig | None = None,
         *,
         sequence_bias: Sequence[str] | Sequence[Sequence[str]] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Messages | None = None,
         stop: str | Sequence[str] | None = None,
         logprobs: int | None = None,
         seed: int = 0,
@@ -364,7 +365,7 @@ class TextGenerator(GenerationPipeline):
         return config
 
     def token_ids(
-        self, prompts: Sequence[Prompt], first_index: int = 0, *, tools: Sequence[Mapping[str, Any]] | None = None
+        self, prompts: Sequence[Prompt], first_index: int = 0, *, tools: Messages | None = None
     ) -> list[list[int]]:
         """Return the token ids of prompts.
 
@@ -387,7 +388,7 @@ class TextGenerator(GenerationPipeline):
             )
         return [self._encode(prompt, number, tools) for number, prompt in enumerate(prompts, start=first_index + 1)]
 
-    def _encode(self, prompt: Prompt, number: int, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
+    def _encode(self, prompt: Prompt, number: int, tools: Messages | None) -> list[int]:
         tokenizer = self.tokenizer
         if not isinstance(prompt, str):
             if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[0], Mapping):

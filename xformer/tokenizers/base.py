@@ -13,6 +13,8 @@ from xformer.errors import ConfigError, DataError
 from xformer.io import StrPath
 from xformer.text.extras import require
 
+Messages = Sequence[Mapping[str, Any]]  # of a chat, or the functions that its answers may call
+
 # The characters that stand for bytes in the tokens of byte-level tokenizers: printable ones stand for themselves.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _BYTES = {chr(byte): byte for byte in _PRINTABLE}
@@ -110,7 +112,7 @@ class BaseTokenizer(ABC):
             DataError: For a blank phrase, or one with unknown characters.
         """
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    def apply_chat_template(self, messages: Messages, **options: Any) -> str:
         """Return the prompt of a chat; see `PretrainedTokenizer.apply_chat_template`."""
         raise ConfigError("got a chat, but this model has no chat template; expected a text")
 

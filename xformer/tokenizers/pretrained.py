@@ -13,7 +13,7 @@ from xformer.errors import CheckpointError, ConfigError, DataError, nearest_hint
 from xformer.io import StrPath, read_json, write_bytes, write_json
 from xformer.text.extras import library_errors, read_bytes, require
 from xformer.text.normalize import check_texts
-from xformer.tokenizers.base import BaseTokenizer, add_affixes, raise_not_text
+from xformer.tokenizers.base import BaseTokenizer, Messages, add_affixes, raise_not_text
 from xformer.tokenizers.chat import CHAT_TEMPLATE_FILE, read_chat_templates, render_chat_template, template_files
 from xformer.tokenizers.settings import CONFIG_FILE, ROLES, SETTINGS_FILES, add_tokens, extra_tokens
 
@@ -323,12 +323,7 @@ class PretrainedTokenizer(BaseTokenizer):
         return self._templates
 
     def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        template: str = "default",
-        **variables: Any,
+        self, messages: Messages, *, add_generation_prompt: bool = True, template: str = "default", **variables: Any
     ) -> str:
         """Return the prompt of a chat. Encode it with `special_tokens=False`.
 
