@@ -157,7 +157,7 @@ def test_invalid_arguments_raise(generator):
         TextGenerator(generator.tokenizer, generator.model)
     with raises_line(ConfigError, r"tokenizer is None; expected an instance of BaseTokenizer"):
         TextGenerator(generator.model, None)
-    with raises_line(ConfigError, r"the context has 1 tokens; expected at least 2"):
+    with raises_line(ConfigError, r"the context of the model is 1; expected an integer of at least 2"):
         make(positions="learned", max_positions=1, context_length=2)
     with raises_line(CheckpointError, r"the tokenizer has \d+ tokens, the model \d+; expected both from the same run"):
         TextGenerator(generator.model, Tokenizer.train(["abc"], 60, model="characters"))

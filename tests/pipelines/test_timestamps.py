@@ -345,7 +345,7 @@ def test_silence_and_short_audio_are_transcribed(transcriber):
 
 def test_bad_input_is_refused_before_work_starts(transcriber):
     for audio, options, error, match in (
-        (NOISE[:10], {"timestamps": "word"}, ConfigError, "timestamps is 'word'; expected 'segments', 'words' or None"),
+        (NOISE[:10], {"timestamps": "word"}, ConfigError, "timestamps is 'word'; expected one of 'segments', 'words'"),
         (NOISE[:10], {"return_timestamps": True}, ConfigError, "unknown argument 'return_timestamps'; use timestamps="),
         (np.zeros(0), {"timestamps": "words"}, DataError, "the audio has no samples"),
         (np.asarray([0.0, np.nan]), {"timestamps": "words"}, DataError, "samples that are not finite"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xformer.errors import CheckpointError, ConfigError
+from xformer.errors import CheckpointError
 from xformer.families.decoder import LAYER, OURS, Decoder, decoder
 from xformer.families.family import Column, ConfigReader, Key, Tensors
 from xformer.families.layouts import same, stacked_experts, transposed
@@ -15,12 +15,6 @@ from xformer.families.values import NO_WINDOWS, every_nth_full, gated, heads, na
 from xformer.models import LanguageModelConfig
 
 _CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # as in ClampedFeedForward
-
-
-def _write_experts(config: LanguageModelConfig) -> dict[str, Any]:
-    if config.num_experts == 0:
-        raise ConfigError("num_experts is 0; expected experts")
-    return {}
 
 
 def _expert_d_ff(config: LanguageModelConfig) -> int:
@@ -45,7 +39,6 @@ def _read_gpt_oss(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any
     return {}
 
 
-_EXPERTS = Column(write=_write_experts)
 _DENSE_LAYERS = Column(
     _read_dense_layers, lambda config: {"decoder_sparse_step": 1, "mlp_only_layers": list(config.dense_layers)}
 )
@@ -88,7 +81,7 @@ _MIXTRAL = Decoder(
     fixed={"norm": "rms", "attention_bias": False, "feed_forward_bias": False},
     rope=rope(1e6),
     skipped="router_jitter_noise output_router_logits router_aux_loss_coef use_sliding_window max_window_layers",
-    columns=(_EXPERTS, windows(keys="sliding_window")),
+    columns=(windows(keys="sliding_window"),),
     tensors=_tensors,
 )
 _OLMOE = _MIXTRAL.variant(
@@ -99,7 +92,7 @@ _OLMOE = _MIXTRAL.variant(
     | named("normalize_expert_weights:norm_topk_prob=false attention_bias=false"),
     fixed={"norm": "rms", "feed_forward_bias": False, "qk_norm": True, "qk_norm_all_heads": True},
     rope=rope(1e4),
-    columns=(_EXPERTS, NO_WINDOWS),
+    columns=(NO_WINDOWS,),
 )
 _QWEN3 = _OLMOE.variant(
     "qwen3_moe",
@@ -108,7 +101,7 @@ _QWEN3 = _OLMOE.variant(
     | named("d_ff:intermediate_size norm_epsilon:rms_norm_eps=1e-6 num_experts:num_experts,num_local_experts=128")
     | {"expert_d_ff": Key("moe_intermediate_size", 768, write=_expert_d_ff)},
     fixed={"norm": "rms", "feed_forward_bias": False, "qk_norm": True},
-    columns=(_EXPERTS, _DENSE_LAYERS, windows(default=4096, has_flag=True, keys="sliding_window")),
+    columns=(_DENSE_LAYERS, windows(default=4096, has_flag=True, keys="sliding_window")),
 )
 _QWEN2 = _QWEN3.variant(
     "qwen2_moe",
@@ -118,7 +111,7 @@ _QWEN2 = _QWEN3.variant(
     | named("shared_expert_d_ff:shared_expert_intermediate_size=5632 attention_bias:qkv_bias=true")
     | {"expert_d_ff": Key("moe_intermediate_size", 1408, write=_expert_d_ff)},
     fixed={"norm": "rms", "attention_output_bias": False, "feed_forward_bias": False},
-    columns=(_EXPERTS, _DENSE_LAYERS, windows(_qwen2_types, default=4096, has_flag=True)),
+    columns=(_DENSE_LAYERS, windows(_qwen2_types, default=4096, has_flag=True)),
 )
 _GPT_OSS = _MIXTRAL.variant(
     "gpt_oss",
@@ -132,7 +125,7 @@ _GPT_OSS = _MIXTRAL.variant(
     required=_CLAMPED,
     skipped="output_router_logits router_aux_loss_coef initial_context_length",
     written=_CLAMPED,
-    columns=(Column(_read_gpt_oss, _write_experts), windows(every_nth_full(2), default=128)),
+    columns=(Column(_read_gpt_oss), windows(every_nth_full(2), default=128)),
     tensors=_gpt_oss_tensors,
 )
 _MIXTRAL.register(_QWEN2, _QWEN3, _OLMOE)

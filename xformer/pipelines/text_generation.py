@@ -83,19 +83,16 @@ class TextGenerator(GenerationPipeline):
     ) -> None:
         check_class("model", model, LanguageModel)
         check_class("tokenizer", tokenizer, BaseTokenizer)
-        if context_length is not None and not isinstance(context_length, Integral):
-            raise ConfigError(f"context_length is {context_length!r}; expected an integer of at least 2")
         model.check_generates()
         check_vocabulary("tokenizer", tokenizer, model.vocab_size)
         self.model, self.tokenizer, self.defaults = model, tokenizer, defaults
         self.prefix_cache = PrefixCache()
         self.default_max_length = (defaults and defaults.max_new_tokens) or DEFAULT_MAX_NEW_TOKENS
         max_positions = model.config.max_positions
-        self.context_length = max_positions if context_length is None else context_length
-        if model.config.positions == "learned":
-            self.context_length = min(self.context_length, max_positions)
-        if self.context_length < 2:
-            raise ConfigError(f"the context has {self.context_length} tokens; expected at least 2")
+        length = max_positions if context_length is None else context_length
+        check_count("context_length", length, 2)
+        self.context_length = min(length, max_positions) if model.config.positions == "learned" else length
+        check_count("the context of the model", self.context_length, 2)
         self.draft_model = draft_model
 
     @classmethod
