@@ -7,7 +7,7 @@ from xformer.pipelines.corpus import ChunkFunction, ChunkOutput, Corpus, CorpusP
 from xformer.pipelines.encoders import Classifier, Embedder, Prediction, Ranked, Reranker
 from xformer.pipelines.images import ImageClassifier, ZeroShotImageClassifier
 from xformer.pipelines.loading import model_digests, pipeline_class
-from xformer.pipelines.options import SpeechOptions
+from xformer.pipelines.options import PromptArguments, SearchArguments, SourceArguments, SpeechOptions
 from xformer.pipelines.output_text import Output, Token
 from xformer.pipelines.sentence_transformers import Dense
 from xformer.pipelines.seq2seq import Result, Summarizer, TextToText, Translator, check_source_lengths
@@ -19,9 +19,9 @@ from xformer.pipelines.worker_processes import WorkerProcesses
 
 __all__ = [
     "Attention", "AttentionMap", "ChunkFunction", "ChunkOutput", "Classifier", "Corpus", "CorpusProgress", "Dense",
-    "Embedder", "GenerationPipeline", "ImageClassifier", "Output", "Pipeline", "Prediction", "Prompt", "Ranked",
-    "Reranker", "Result", "Segment", "SpeechOptions", "Summarizer", "TextGenerator", "TextToText", "Token",
-    "Tokenizers", "Transcriber", "Transcription", "Translator", "Word", "WorkerProcesses", "ZeroShotImageClassifier",
-    "check_source_lengths", "encode_conversation", "model_digests", "pipeline_class", "process_corpus",
-    "show_attention",
+    "Embedder", "GenerationPipeline", "ImageClassifier", "Output", "Pipeline", "Prediction", "Prompt",
+    "PromptArguments", "Ranked", "Reranker", "Result", "SearchArguments", "Segment", "SourceArguments", "SpeechOptions",
+    "Summarizer", "TextGenerator", "TextToText", "Token", "Tokenizers", "Transcriber", "Transcription", "Translator",
+    "Word", "WorkerProcesses", "ZeroShotImageClassifier", "check_source_lengths", "encode_conversation",
+    "model_digests", "pipeline_class", "process_corpus", "show_attention",
 ]  # fmt: skip

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from xformer.config import Config, option
+from xformer.generation import BeamHistory, LogitsProcessor, StoppingCriteria
 from xformer.generation.config import MAX_TARGET_LENGTH
+from xformer.tokenizers.base import Messages
 
 
 class SearchOptions(Config):
@@ -28,6 +33,66 @@ class SearchOptions(Config):
     target_length: int | None = option(default=None, within=(1, MAX_TARGET_LENGTH), panel="Length of the output")
     length_unit: str = option(default="tokens", choices=("tokens", "words"))
     batch_tokens: int = option(default=4096, at_least=1, panel="Computing")
+
+
+class SearchArguments(Config):
+    """Arguments of all pipelines that generate text, which may differ between texts or not be written as text.
+
+    Args:
+        sequence_bias: Words and phrases to favor: a list for all texts, or a list for each.
+        stop: Stop strings: a text ends before the first of them.
+        logprobs: Return the log-probabilities of tokens and of as many alternatives to each; default: none.
+        seed: Seed of sampling; the same seed gives the same texts, however they are batched.
+        logits_processors: Additional processors, see `generation.generate`.
+        stopping_criteria: Additional stopping criteria, see `generation.generate`.
+        beam_history: Receives the candidates of each step of a beam search, see `generation.BeamHistory`.
+        first_index: Index of the first text if the texts are part of a longer list; samples depend on it.
+        on_text: Function of the index of a text, the new part of its output, and its tokens if they are recorded; the
+            parts of the best output are passed once they are complete. Requires one output for each text.
+    """
+
+    sequence_bias: Sequence[str] | Sequence[Sequence[str]] | None = option(default=None)
+    stop: str | Sequence[str] | None = option(default=None)
+    logprobs: int | None = option(default=None, at_least=0)
+    seed: int = option(default=0)
+    logits_processors: Sequence[LogitsProcessor] = option(default=())
+    stopping_criteria: Sequence[StoppingCriteria] = option(default=())
+    beam_history: BeamHistory | None = option(default=None)
+    first_index: int = option(default=0)
+    on_text: Callable[[int, str, list[Any]], None] | None = option(default=None)
+
+
+class SourceArguments(SearchArguments):
+    """Arguments of `TextToText.tasks`, in addition to the fields of `GenerationConfig`.
+
+    Args:
+        prefix: Text that outputs begin with: one for all, or one each, as a text or as token ids.
+        target_length: Length of outputs: one for all, or one each. Outputs keep to it within length_tolerance, or as
+            close as the model can; greedy search becomes a beam search with 4 beams.
+        length_unit: Unit of target_length.
+        align: Also return alignments.
+    """
+
+    prefix: str | Sequence[str] | Sequence[Sequence[int]] | None = option(default=None)
+    target_length: Any = option(default=None)
+    length_unit: str = option(default="tokens", choices=("tokens", "words"))
+    align: bool = option(default=False)
+
+
+class PromptArguments(SearchArguments):
+    """Arguments of `TextGenerator.tasks`, in addition to the fields of `GenerationConfig`.
+
+    Args:
+        tools: Functions that a chat may call, in the format of OpenAI; see `parse_tool_calls`.
+        context: Treatment of texts that are longer than the context of the model. With "error", a prompt that does not
+            fit together with max_new_tokens is refused, and default_max_length is lowered to what fits. With "slide",
+            the first half is dropped when the context is full; not for beam search.
+        size: Prompts of a batch; default all.
+    """
+
+    tools: Messages | None = option(default=None)
+    context: str = option(default="error", choices=("error", "slide"))
+    size: int | None = option(default=None, at_least=1)
 
 
 class SpeechOptions(Config):

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from xformer.errors import DataError
-from xformer.generation import GenerationConfig, Hypothesis, LogitsProcessor, StoppingCriteria, length_penalty
+from xformer.generation import GenerationConfig, Hypothesis, length_penalty
 from xformer.generation.processors import Rows, TokenAlternatives, TokenRecord
+from xformer.pipelines.options import SearchArguments
 from xformer.tokenizers.streaming import DecodeStream, text_after
 
 _MAX_STOP_STRINGS = 16
@@ -312,24 +313,17 @@ class GeneratedText:
             self.on_text(self.index, text, described)
 
 
-def hooks(
-    texts: Sequence[GeneratedText],
-    config: GenerationConfig,
-    logprobs: int | None,
-    logits_processors: Sequence[LogitsProcessor],
-    stopping_criteria: Sequence[StoppingCriteria],
-) -> dict[str, Any]:
+def hooks(texts: Sequence[GeneratedText], config: GenerationConfig, arguments: SearchArguments) -> dict[str, Any]:
     """Return the arguments of a search that pass new tokens to their texts, and end those with a stop string.
 
     Args:
         texts: Texts that the search continues, with the same stop strings.
         config: Settings of the search.
-        logprobs: Number of alternatives to each token that the texts record; None: they record nothing.
-        logits_processors: Processors of the caller.
-        stopping_criteria: Stopping criteria of the caller.
+        arguments: `SearchArguments`.
     """
-    if logprobs is not None:
-        record = TokenRecord(logprobs)
+    logits_processors, stopping_criteria = arguments.logits_processors, arguments.stopping_criteria
+    if arguments.logprobs is not None:
+        record = TokenRecord(arguments.logprobs)
         logits_processors, stopping_criteria = [*logits_processors, record], [*stopping_criteria, record.observe]
         for text in texts:
             text.record = record

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from xformer.config import check_count
+from xformer.config import check_count, take_options
 from xformer.data.token_rows import fill_batches
-from xformer.errors import ConfigError, DataError, check_choice
+from xformer.errors import ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
-from xformer.generation import BeamHistory, GenerationConfig, LogitsProcessor, StoppingCriteria, alignments
+from xformer.generation import GenerationConfig, alignments
 from xformer.generation.batch import GenerationBatch
 from xformer.generation.engine import Task, run_task
 from xformer.generation.generate import search
@@ -21,7 +21,8 @@ from xformer.generation.pretrained import read_generation
 from xformer.models import Transformer
 from xformer.models.token_ids import pad
 from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary, one_per_text
-from xformer.pipelines.output_text import GeneratedText, OnText, Output, Outputs, hooks, stop_strings
+from xformer.pipelines.options import SourceArguments
+from xformer.pipelines.output_text import GeneratedText, Output, Outputs, hooks, stop_strings
 from xformer.pipelines.tokenizers import Tokenizers
 from xformer.random import Rng
 from xformer.text import normalize_text
@@ -198,84 +199,54 @@ class TextToText(GenerationPipeline):
         return run()
 
     def tasks(
-        self,
-        encoded: Sequence[Sequence[int]],
-        config: GenerationConfig | None = None,
-        *,
-        prefix: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
-        sequence_bias: Sequence[str] | Sequence[Sequence[str]] | None = None,
-        target_length: int | Sequence[int] | None = None,
-        length_unit: str = "tokens",
-        align: bool = False,
-        seed: int = 0,
-        logits_processors: Sequence[LogitsProcessor] = (),
-        stopping_criteria: Sequence[StoppingCriteria] = (),
-        beam_history: BeamHistory | None = None,
-        first_index: int = 0,
-        stop: str | Sequence[str] | None = None,
-        logprobs: int | None = None,
-        on_text: OnText | None = None,
-        **overrides: Any,
+        self, encoded: Sequence[Sequence[int]], config: GenerationConfig | None = None, **options: Any
     ) -> Callable[[list[int]], Task[list[Result]]]:
         """Return a function that makes the task of some rows of `encoded`; its result has one entry per row.
 
         Args:
             encoded: Token ids of each source, without eos.
             config: Settings. Default: greedy search.
-            prefix: Text that outputs begin with: one for all, or one each, as a text or as token ids.
-            sequence_bias: Words and phrases to favor: a list for all texts, or a list for each.
-            target_length: Length of outputs: one for all, or one each. Outputs keep to it within
-                config.length_tolerance, or as close as the model can; greedy search becomes a beam search with 4 beams.
-            length_unit: Unit of target_length: "tokens" or "words".
-            align: Also return alignments.
-            seed: Seed of sampling. The same seed gives the same outputs, however texts are batched.
-            logits_processors: Additional processors, see `generation.generate`.
-            stopping_criteria: Additional stopping criteria, see `generation.generate`.
-            beam_history: Receives the candidates of each step of a beam search, see `generation.BeamHistory`.
-            first_index: Index of the first text if the texts are part of a longer list; samples depend on it.
-            stop: As for `TextGenerator.tasks`.
-            logprobs: As for `TextGenerator.tasks`.
-            on_text: As for `TextGenerator.tasks`.
-            **overrides: Fields of `GenerationConfig` that replace those of the config.
+            **options: Fields of `SourceArguments`, and fields of `GenerationConfig` that replace those of the config.
 
         Raises:
             ConfigError: For invalid or contradictory settings.
             DataError: For a wrong number of prefixes, phrases or lengths, and for unknown characters.
         """
-        config = self.resolve_config(config, target_length=target_length, **overrides)
-        config = self._with_lengths(config, target_length, length_unit)
-        strings = stop_strings(stop)
-        count, target, rng = len(encoded), self.tokenizers.target, Rng(seed)
+        given = SourceArguments(**take_options(SourceArguments, options))
+        config = self.resolve_config(config, target_length=given.target_length, **options)
+        config = self._with_lengths(config, given.target_length, given.length_unit)
+        strings = stop_strings(given.stop)
+        count, target, rng = len(encoded), self.tokenizers.target, Rng(given.seed)
         config = dataclasses.replace(config, suppress_tokens=(*config.suppress_tokens, *target.suppressed_ids))
-        lengths = _target_lengths(target_length, length_unit, count)
-        conditions = self._length_conditions(lengths, length_unit, count)
+        lengths = _target_lengths(given.target_length, given.length_unit, count)
+        conditions = self._length_conditions(lengths, given.length_unit, count)
         columns: dict[str, Any] = {
-            "prefix": self._prefixes(prefix, count),
-            "sequence_bias": self._phrases(sequence_bias, count),
+            "prefix": self._prefixes(given.prefix, count),
+            "sequence_bias": self._phrases(given.sequence_bias, count),
             "target_lengths": lengths,
             "length_condition": conditions,
         }
-        length_fn = _word_counter(target) if lengths is not None and length_unit == "words" else None
+        length_fn = _word_counter(target) if lengths is not None and given.length_unit == "words" else None
 
         def task(rows: list[int]) -> Task[list[Result]]:
             source = pad([[*encoded[row], *self.suffix] for row in rows], self.model.config.pad_id)
             options: Any = {name: [column[row] for row in rows] for name, column in columns.items() if column}
-            texts = [GeneratedText(target, row, first_index + row, strings, on_text) for row in rows]
+            texts = [GeneratedText(target, row, given.first_index + row, strings, given.on_text) for row in rows]
             batch = GenerationBatch(
                 self.model,
                 source,
                 config,
-                beam_history=beam_history,
+                beam_history=given.beam_history,
                 rng=rng,
                 length_fn=length_fn,
-                indices=[first_index + row for row in rows],
-                **hooks(texts, config, logprobs, logits_processors, stopping_criteria),
+                indices=[text.stream for text in texts],
+                **hooks(texts, config, given),
                 **options,
             )
             for text, hypotheses in zip(texts, (yield from search(batch)), strict=True):
                 text.extend(hypotheses, config)
             outputs = [text.outputs for text in texts]
-            if align:
+            if given.align:
                 row_conditions = [None] * len(rows) if conditions is None else [conditions[row] for row in rows]
                 outputs = [self._align(*each) for each in zip(source, outputs, row_conditions, strict=True)]
             return [Result(row, each) for row, each in zip(rows, outputs, strict=True)]
@@ -318,7 +289,6 @@ class TextToText(GenerationPipeline):
         return GenerationConfig.resolve(config, overrides)
 
     def _with_lengths(self, config: GenerationConfig, target_length: Any, length_unit: str) -> GenerationConfig:
-        check_choice("length_unit", length_unit, ("tokens", "words"))
         if target_length is not None:
             if config.method == "greedy":
                 # Greedy search meets a length by chance; a beam search has hypotheses of many lengths to choose from.

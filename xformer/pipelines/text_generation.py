@@ -6,15 +6,15 @@ import dataclasses
 import itertools
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
-from xformer.config import check_count
-from xformer.errors import ConfigError, DataError, check_choice
+from xformer.config import check_count, take_options
+from xformer.errors import ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
-from xformer.generation import BeamHistory, GenerationConfig, LogitsProcessor, PrefixCache, StoppingCriteria
+from xformer.generation import GenerationConfig, PrefixCache
 from xformer.generation.batch import GenerationBatch, check_draft_model
 from xformer.generation.engine import Search, Task, run_steps, run_task
 from xformer.generation.generate import searches_of
@@ -26,7 +26,8 @@ from xformer.models import LanguageModel
 from xformer.models.token_ids import check_tokens
 from xformer.pipelines.base import GenerationPipeline, check_class, check_vocabulary
 from xformer.pipelines.chat import encode_chat, has_tools
-from xformer.pipelines.output_text import GeneratedText, OnText, Outputs, Token, hooks, stop_strings, tokens_of
+from xformer.pipelines.options import PromptArguments
+from xformer.pipelines.output_text import GeneratedText, Outputs, Token, hooks, stop_strings, tokens_of
 from xformer.random import Rng
 from xformer.tokenizers import SPECIAL_TOKENS, BaseTokenizer, load_tokenizer
 from xformer.tokenizers.base import Messages
@@ -191,81 +192,45 @@ class TextGenerator(GenerationPipeline):
         return task
 
     def tasks(
-        self,
-        prompts: Sequence[Prompt],
-        config: GenerationConfig | None = None,
-        *,
-        sequence_bias: Sequence[str] | Sequence[Sequence[str]] | None = None,
-        tools: Messages | None = None,
-        stop: str | Sequence[str] | None = None,
-        logprobs: int | None = None,
-        seed: int = 0,
-        logits_processors: Sequence[LogitsProcessor] = (),
-        stopping_criteria: Sequence[StoppingCriteria] = (),
-        beam_history: BeamHistory | None = None,
-        first_index: int = 0,
-        context: str = "error",
-        on_text: OnText | None = None,
-        size: int | None = None,
-        **overrides: Any,
+        self, prompts: Sequence[Prompt], config: GenerationConfig | None = None, **options: Any
     ) -> list[Task[Outputs]]:
         """Return the tasks of batches of prompts, whose results together are that of `outputs`.
 
         Args:
             prompts: As for `outputs`.
             config: As for `outputs`.
-            sequence_bias: Words and phrases to favor: a list for all prompts, or a list for each.
-            tools: Functions that a chat may call, in the format of OpenAI; see `parse_tool_calls`.
-            stop: Stop strings: a text ends before the first of them.
-            logprobs: Return the log-probabilities of tokens and of as many alternatives to each. Default: none.
-            seed: Seed of sampling. The same seed gives the same texts, however prompts are batched.
-            logits_processors: Additional processors, see `generation.generate`.
-            stopping_criteria: Additional stopping criteria, see `generation.generate`.
-            beam_history: Receives the candidates of each step of a beam search, see `generation.BeamHistory`.
-            first_index: Index of the first prompt if the prompts are part of a longer list; samples depend on it.
-            context: Treatment of texts that are longer than the context of the model. "error": a prompt that does not
-                fit together with max_new_tokens is refused; `default_max_length` is lowered to what fits.
-                "slide": when the context is full, its first half is dropped; not for beam search.
-            on_text: Function of the index of a prompt, the new part of its text, and its tokens if they are recorded;
-                the parts of the best output are passed once they are complete. Requires one sample for each prompt.
-            size: Prompts of a batch; default all.
-            **overrides: Fields of `GenerationConfig` that replace those of the config.
+            **options: Fields of `PromptArguments`, and fields of `GenerationConfig` that replace those of the config.
 
         Raises:
             DataError: For a prompt with unknown characters.
             ConfigError: For invalid or contradictory settings, and for a text that does not fit into the context.
         """
-        config = self.resolve_config(config, **overrides)
-        check_choice("context", context, ("error", "slide"))
-        if logprobs is not None:
-            check_count("logprobs", logprobs, 0)
-        is_beam, strings = config.method == "beam", stop_strings(stop)
+        given = PromptArguments(**take_options(PromptArguments, options))
+        config = self.resolve_config(config, **options)
+        is_beam, first_index = config.method == "beam", given.first_index
+        strings, on_text = stop_strings(given.stop), given.on_text
         if on_text is not None and (is_beam or config.num_return_sequences > 1):
             raise ConfigError("num_beams and num_return_sequences above 1 cannot be streamed; expected 1 of each")
-        encoded = self.token_ids(prompts, first_index, tools=tools)
+        encoded = self.token_ids(prompts, first_index, tools=given.tools)
         limits = [config.max_new_tokens or self.default_max_length] * len(encoded)
-        if context == "error" or is_beam:
+        if given.context == "error" or is_beam:
             limits = [self._limit(ids, config, number) for number, ids in enumerate(encoded, start=first_index + 1)]
-        phrases: Any = self._phrases(sequence_bias, len(encoded)) or [None] * len(encoded)
+        phrases: Any = self._phrases(given.sequence_bias, len(encoded)) or [None] * len(encoded)
         samples = 1 if is_beam else config.num_return_sequences  # beam search finds the best continuations of one text
         texts = [
-            GeneratedText(self.tokenizer, index, (first_index + index) * samples + sample, strings, on_text, *columns)
-            for index, columns in enumerate(zip(encoded, limits, phrases, strict=True))
+            GeneratedText(self.tokenizer, number - first_index, number * samples + sample, strings, on_text, *columns)
+            for number, columns in enumerate(zip(encoded, limits, phrases, strict=True), start=first_index)
             for sample in range(samples)
         ]
         special = range(len(SPECIAL_TOKENS)) if self.defaults is None else ()
         changes: dict[str, Any] = {"suppress_tokens": (*special, *config.suppress_tokens)}
         config = dataclasses.replace(config, **changes | ({} if is_beam else {"num_return_sequences": 1}))
-        no_draft = is_beam or config.prompt_lookup_num_tokens is not None
-        options = {"beam_history": beam_history, "draft_model": None if no_draft else self.draft_model}
-        hooked = config, logprobs, logits_processors, stopping_criteria
-        length = samples * (size or max(1, len(encoded)))
+        length = samples * (given.size or max(1, len(encoded)))
         batches = [texts[start : start + length] for start in range(0, max(1, len(texts)), length)]
-        return [self._run(each, config, Rng(seed), lambda group: options | hooks(group, *hooked)) for each in batches]
+        return [self._run(each, config, given) for each in batches]
 
-    def _run(
-        self, texts: list[GeneratedText], config: GenerationConfig, rng: Rng, options: Callable[[Any], dict[str, Any]]
-    ) -> Task[Outputs]:
+    def _run(self, texts: list[GeneratedText], config: GenerationConfig, given: PromptArguments) -> Task[Outputs]:
+        rng, has_draft = Rng(given.seed), config.method != "beam" and config.prompt_lookup_num_tokens is None
         for number in itertools.count():
             groups: dict[int, list[GeneratedText]] = {}  # by the number of new tokens
             for text in texts:
@@ -285,7 +250,9 @@ class TextGenerator(GenerationPipeline):
                     sequence_bias=None if group[0].phrases is None else [text.phrases or [] for text in group],
                     special_tokens=self.defaults is not None,
                     prefix_cache=self.prefix_cache,
-                    **options(group),
+                    beam_history=given.beam_history,
+                    draft_model=self.draft_model if has_draft else None,
+                    **hooks(group, config, given),
                 )
                 searches.append(searches_of(batch))
             yield list(itertools.chain(*searches))
