@@ -99,7 +99,7 @@ class Architecture:
         }
         for norm, parameter in _NORMS.items():
             table |= affine(norm, parameter)
-        for part in ("gate", "up", "down") if config.num_experts else ():
+        for part in ("gate", "up", "down"):
             experts = stacked_experts(config.num_experts, f"{_NETWORK}.experts.{{e}}.{part}.weight", transpose=True)
             table[f"{_LAYER}.ffn_{part}_exps.weight"] = experts
         for tensor, names in self.fused.items():

@@ -151,11 +151,11 @@ def stacked_experts(num_experts: int, *parameters: str, transpose: bool = False)
     """Return the layout of parameters of all experts in one tensor, whose last axis interleaves them.
 
     Args:
-        num_experts: Number of experts, the first axis of the tensor.
+        num_experts: Number of experts, the first axis of the tensor; 0 if the model has none of the parameters.
         *parameters: Names of the parameters of an expert, with "{e}" for its number.
         transpose: The matrices are those of a torch Linear, (out_features, in_features).
     """
-    names = tuple(name.replace("{e}", str(e)) for e in range(num_experts) for name in parameters)
+    names = tuple(name.replace("{e}", str(e)) for e in range(max(1, num_experts)) for name in parameters)
 
     def split(x: Any, shapes: Sequence[tuple[int, ...]]) -> Sequence[Any]:
         if x.shape[:1] != (num_experts,):
