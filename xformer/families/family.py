@@ -57,10 +57,7 @@ class Family:
 
     def has_experts(self, model: BaseModel) -> bool:
         """Return whether the family has tensors of experts."""
-        return any("experts" in name for name in self._table(model))
-
-    def _table(self, model: BaseModel) -> Mapping[str, Layout]:
-        return self.tensors(model.config) if callable(self.tensors) else self.tensors
+        return any("experts" in name for name in value_of(self.tensors, model.config))
 
     def layouts_of(
         self, model: BaseModel, names: Sequence[str] | None = None, *, is_complete: bool = True
@@ -71,7 +68,7 @@ class Family:
         """
         names = [name for name, _ in model.named_parameters()] if names is None else names
         layouts, without_tensor = {}, set(names)
-        for tensor, layout in self._table(model).items():
+        for tensor, layout in value_of(self.tensors, model.config).items():
             for numbers in _numbers(layout.parameters[0], names):
                 parameters = tuple(name.format_map(numbers) for name in layout.parameters)
                 layouts[tensor.format_map(numbers)] = layout, parameters
