@@ -163,7 +163,7 @@ def test_documents_are_truncated_as_in_training():
 def test_invalid_settings_raise(translator):
     for settings, message in (
         ({"batch_tokens": 0}, "batch_tokens is 0; expected an integer of at least 1"),
-        ({"length_unit": "letters"}, "length_unit is 'letters'; expected one of tokens, words"),
+        ({"length_unit": "letters"}, "length_unit is 'letters'; expected one of 'tokens', 'words'"),
         ({"target_length": [3, 0], "length_unit": "words"},
          "target_length in words is 0; expected an integer of at least 1"),
         ({"target_length": 2.5}, r"target_length in tokens is 2\.5; expected an integer"),

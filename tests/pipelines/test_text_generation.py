@@ -190,7 +190,7 @@ def test_texts_that_do_not_fit_are_refused_by_default(generator):
         plain(["the", "on the mat"], max_new_tokens=5)
     with raises_line(ConfigError, "prompt 1 has 22 tokens and max_new_tokens is 500; the context of the model has 12"):
         plain.stream("the cat sat on the mat")
-    with raises_line(ConfigError, "context is 'cut'; expected one of error, slide"):
+    with raises_line(ConfigError, "context is 'cut'; expected one of 'error', 'slide'"):
         plain(["the"], context="cut")
     lengths = [len(output.tokens) for (output,) in plain.outputs(["the", "on the mat"])]
     assert lengths == [9, 2]  # the default of max_new_tokens is lowered
