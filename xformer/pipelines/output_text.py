@@ -314,12 +314,12 @@ class GeneratedText:
 
 
 def hooks(texts: Sequence[GeneratedText], config: GenerationConfig, arguments: SearchArguments) -> dict[str, Any]:
-    """Return the arguments of a search that pass new tokens to their texts, and end those with a stop string.
+    """Return the arguments of a search that concern its texts: it passes new tokens to them, and ends them.
 
     Args:
         texts: Texts that the search continues, with the same stop strings.
         config: Settings of the search.
-        arguments: `SearchArguments`.
+        arguments: Arguments of the caller.
     """
     logits_processors, stopping_criteria = arguments.logits_processors, arguments.stopping_criteria
     if arguments.logprobs is not None:
@@ -336,4 +336,5 @@ def hooks(texts: Sequence[GeneratedText], config: GenerationConfig, arguments: S
 
     if any(text.is_observed for text in texts):
         stopping_criteria = [*stopping_criteria, criterion]
-    return {"logits_processors": logits_processors, "stopping_criteria": stopping_criteria}
+    own = {"indices": [text.stream for text in texts], "beam_history": arguments.beam_history}
+    return {**own, "logits_processors": logits_processors, "stopping_criteria": stopping_criteria}

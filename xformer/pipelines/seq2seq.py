@@ -233,15 +233,7 @@ class TextToText(GenerationPipeline):
             options: Any = {name: [column[row] for row in rows] for name, column in columns.items() if column}
             texts = [GeneratedText(target, row, given.first_index + row, strings, given.on_text) for row in rows]
             batch = GenerationBatch(
-                self.model,
-                source,
-                config,
-                beam_history=given.beam_history,
-                rng=rng,
-                length_fn=length_fn,
-                indices=[text.stream for text in texts],
-                **hooks(texts, config, given),
-                **options,
+                self.model, source, config, rng=rng, length_fn=length_fn, **hooks(texts, config, given), **options
             )
             for text, hypotheses in zip(texts, (yield from search(batch)), strict=True):
                 text.extend(hypotheses, config)

@@ -32,6 +32,7 @@ from xformer.random import Rng
 from xformer.tokenizers import SPECIAL_TOKENS, BaseTokenizer, load_tokenizer
 from xformer.tokenizers.base import Messages
 
+DEFAULT_BATCH_TOKENS = 4096
 # Defaults of nanoGPT's sampling script.
 DEFAULT_MAX_NEW_TOKENS = 500
 DEFAULT_SAMPLING = GenerationConfig(temperature=0.8, top_k=200)
@@ -154,12 +155,7 @@ class TextGenerator(GenerationPipeline):
         return has_tools(self.tokenizer)
 
     def outputs(  # type: ignore[override]
-        self,
-        prompts: Sequence[Prompt],
-        config: GenerationConfig | None = None,
-        *,
-        batch_tokens: int = 4096,
-        **options: Any,
+        self, prompts: Sequence[Prompt], config: GenerationConfig | None = None, **options: Any
     ) -> Outputs:
         """Continue each prompt; return continuations in the order of their scores, as `generation.generate` does.
 
@@ -170,15 +166,13 @@ class TextGenerator(GenerationPipeline):
                 temperature 0.8 from the 200 most probable tokens; public checkpoints follow their
                 generation_config.json. A field that replaces one of these defaults leaves the others; num_beams above 1
                 and do_sample=False turn sampling off.
-            batch_tokens: Maximum tokens of a batch. On NumPy each core runs one batch.
-            **options: Other arguments of `tasks`, and fields of `GenerationConfig`.
+            **options: Fields of `PromptArguments`, and fields of `GenerationConfig` that replace those of the config.
 
         Raises:
             DataError: For a prompt with unknown characters.
             ConfigError: For invalid or contradictory settings, and for a text that does not fit into the context.
         """
-        check_count("batch_tokens", batch_tokens)
-        tasks = self.tasks(prompts, config, size=max(1, batch_tokens // self.context_length), **options)
+        tasks = self.tasks(prompts, config, **{"batch_tokens": DEFAULT_BATCH_TOKENS, **options})
         return [each for batch in self._run_batches(run_task, tasks) for each in batch]
 
     def search_task(
@@ -188,7 +182,7 @@ class TextGenerator(GenerationPipeline):
 
         Arguments are those of `tasks`.
         """
-        (task,) = self.tasks(prompts, config, **options)
+        (task,) = self.tasks(prompts, config, **{**options, "batch_tokens": None})
         return task
 
     def tasks(
@@ -225,7 +219,8 @@ class TextGenerator(GenerationPipeline):
         special = range(len(SPECIAL_TOKENS)) if self.defaults is None else ()
         changes: dict[str, Any] = {"suppress_tokens": (*special, *config.suppress_tokens)}
         config = dataclasses.replace(config, **changes | ({} if is_beam else {"num_return_sequences": 1}))
-        length = samples * (given.size or max(1, len(encoded)))
+        size = len(encoded) if given.batch_tokens is None else given.batch_tokens // self.context_length
+        length = samples * max(1, size)
         batches = [texts[start : start + length] for start in range(0, max(1, len(texts)), length)]
         return [self._run(each, config, given) for each in batches]
 
@@ -246,11 +241,9 @@ class TextGenerator(GenerationPipeline):
                     [text.context for text in group],
                     dataclasses.replace(config, **limits),
                     rng=rng.fold_in("chunk", number),
-                    indices=[text.stream for text in group],
                     sequence_bias=None if group[0].phrases is None else [text.phrases or [] for text in group],
                     special_tokens=self.defaults is not None,
                     prefix_cache=self.prefix_cache,
-                    beam_history=given.beam_history,
                     draft_model=self.draft_model if has_draft else None,
                     **hooks(group, config, given),
                 )
