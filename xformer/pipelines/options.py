@@ -42,7 +42,6 @@ class SearchArguments(Config):
         sequence_bias: Words and phrases to favor: a list for all texts, or a list for each.
         stop: Stop strings: a text ends before the first of them.
         logprobs: Return the log-probabilities of tokens and of as many alternatives to each; default: none.
-        seed: Seed of sampling; the same seed gives the same texts, however they are batched.
         logits_processors: Additional processors, see `generation.generate`.
         stopping_criteria: Additional stopping criteria, see `generation.generate`.
         beam_history: Receives the candidates of each step of a beam search, see `generation.BeamHistory`.
@@ -54,7 +53,6 @@ class SearchArguments(Config):
     sequence_bias: Sequence[str] | Sequence[Sequence[str]] | None = option(default=None)
     stop: str | Sequence[str] | None = option(default=None)
     logprobs: int | None = option(default=None, at_least=0)
-    seed: int = option(default=0)
     logits_processors: Sequence[LogitsProcessor] = option(default=())
     stopping_criteria: Sequence[StoppingCriteria] = option(default=())
     beam_history: BeamHistory | None = option(default=None)

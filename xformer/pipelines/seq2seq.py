@@ -199,13 +199,14 @@ class TextToText(GenerationPipeline):
         return run()
 
     def tasks(
-        self, encoded: Sequence[Sequence[int]], config: GenerationConfig | None = None, **options: Any
+        self, encoded: Sequence[Sequence[int]], config: GenerationConfig | None = None, *, seed: int = 0, **options: Any
     ) -> Callable[[list[int]], Task[list[Result]]]:
         """Return a function that makes the task of some rows of `encoded`; its result has one entry per row.
 
         Args:
             encoded: Token ids of each source, without eos.
             config: Settings. Default: greedy search.
+            seed: Seed of sampling. The same seed gives the same outputs, however texts are batched.
             **options: Fields of `SourceArguments`, and fields of `GenerationConfig` that replace those of the config.
 
         Raises:
@@ -216,7 +217,7 @@ class TextToText(GenerationPipeline):
         config = self.resolve_config(config, target_length=given.target_length, **options)
         config = self._with_lengths(config, given.target_length, given.length_unit)
         strings = stop_strings(given.stop)
-        count, target, rng = len(encoded), self.tokenizers.target, Rng(given.seed)
+        count, target, rng = len(encoded), self.tokenizers.target, Rng(seed)
         config = dataclasses.replace(config, suppress_tokens=(*config.suppress_tokens, *target.suppressed_ids))
         lengths = _target_lengths(given.target_length, given.length_unit, count)
         conditions = self._length_conditions(lengths, given.length_unit, count)

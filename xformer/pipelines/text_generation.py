@@ -186,13 +186,14 @@ class TextGenerator(GenerationPipeline):
         return task
 
     def tasks(
-        self, prompts: Sequence[Prompt], config: GenerationConfig | None = None, **options: Any
+        self, prompts: Sequence[Prompt], config: GenerationConfig | None = None, *, seed: int = 0, **options: Any
     ) -> list[Task[Outputs]]:
         """Return the tasks of batches of prompts, whose results together are that of `outputs`.
 
         Args:
             prompts: As for `outputs`.
             config: As for `outputs`.
+            seed: Seed of sampling. The same seed gives the same texts, however prompts are batched.
             **options: Fields of `PromptArguments`, and fields of `GenerationConfig` that replace those of the config.
 
         Raises:
@@ -222,10 +223,12 @@ class TextGenerator(GenerationPipeline):
         size = len(encoded) if given.batch_tokens is None else given.batch_tokens // self.context_length
         length = samples * max(1, size)
         batches = [texts[start : start + length] for start in range(0, max(1, len(texts)), length)]
-        return [self._run(each, config, given) for each in batches]
+        return [self._run(each, config, Rng(seed), given) for each in batches]
 
-    def _run(self, texts: list[GeneratedText], config: GenerationConfig, given: PromptArguments) -> Task[Outputs]:
-        rng, has_draft = Rng(given.seed), config.method != "beam" and config.prompt_lookup_num_tokens is None
+    def _run(
+        self, texts: list[GeneratedText], config: GenerationConfig, rng: Rng, given: PromptArguments
+    ) -> Task[Outputs]:
+        has_draft = config.method != "beam" and config.prompt_lookup_num_tokens is None
         for number in itertools.count():
             groups: dict[int, list[GeneratedText]] = {}  # by the number of new tokens
             for text in texts:
