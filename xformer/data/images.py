@@ -20,6 +20,7 @@ _SQUARE, _SHORTER = ("ViT", "DeiT", "Siglip"), ("CLIP", "Bit")
 _SUFFIXES = ("ImageProcessor", "ImageProcessorFast", "FeatureExtractor")
 
 ImageSource = StrPath | Any
+Images = Sequence[ImageSource]
 
 
 class ImageProcessor(NamedTuple):
@@ -81,7 +82,7 @@ class ImageProcessor(NamedTuple):
             fields[field] = tuple(value(f"image_{field}", expected, is_valid))
         return cls(**fields)
 
-    def __call__(self, images: Sequence[ImageSource]) -> Any:
+    def __call__(self, images: Images) -> Any:
         """Return the pixels of images as a NumPy array (images, channels, height, width) of float32.
 
         Args:

@@ -23,6 +23,8 @@ from xformer.text.normalize import check_texts
 from xformer.tokenizers import PretrainedTokenizer
 from xformer.tokenizers.loading import load_with_settings
 
+_Rows = Sequence[list[int]]  # token ids of texts, or their token types
+
 
 class EncoderPipeline(Pipeline):
     """A model with its tokenizer: base class of `Embedder`, `Classifier` and `Reranker`.
@@ -67,11 +69,7 @@ class EncoderPipeline(Pipeline):
         return [each[: self.max_length] for each in ids]
 
     def _run(
-        self,
-        encoded: Sequence[list[int]],
-        function: Callable[..., Array],
-        batch_tokens: int,
-        types: Sequence[list[int]] | None = None,
+        self, encoded: _Rows, function: Callable[..., Array], batch_tokens: int, types: _Rows | None = None
     ) -> Any:
         """Return function(states, mask=is_token) for all texts as a NumPy array with one row per text."""
         check_count("batch_tokens", batch_tokens)

@@ -10,7 +10,7 @@ import numpy as np
 
 from xformer.backends import to_host
 from xformer.config import check_count
-from xformer.data.images import ImageProcessor, ImageSource, check_images
+from xformer.data.images import ImageProcessor, Images, check_images
 from xformer.errors import CheckpointError, ConfigError, DataError, check_arguments
 from xformer.models import ImageEncoder, ImageTextEncoder
 from xformer.pipelines.base import Pipeline, check_class
@@ -33,7 +33,7 @@ class _ImagePipeline(Pipeline):
         if size not in ((side, side), None) and not config.resize_positions:
             raise ConfigError(f"processor makes images of the size {size}; the model expects {(side, side)}")
 
-    def _logits(self, images: Sequence[ImageSource], batch_size: int, function: Callable[[Any], Any]) -> Any:
+    def _logits(self, images: Images, batch_size: int, function: Callable[[Any], Any]) -> Any:
         """Return function(pixels) of all images as a NumPy array, with `batch_size` of them at a time."""
         batches = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
         logits = self._run_batches(lambda batch: to_host(function(self.processor(batch))), batches)
@@ -67,7 +67,7 @@ class ImageClassifier(_ImagePipeline):
     def _from_checkpoint(cls, model: Any, directory: Path) -> Self:
         return cls(model, ImageProcessor.from_pretrained(directory))
 
-    def __call__(self, images: Sequence[ImageSource], *, batch_size: int = 16) -> list[Prediction]:
+    def __call__(self, images: Images, *, batch_size: int = 16) -> list[Prediction]:
         """Return the class of each image.
 
         Args:
@@ -127,12 +127,7 @@ class ZeroShotImageClassifier(_ImagePipeline):
         candidate_labels="use labels", hypothesis_template="use template", top_k="use probabilities of the result"
     )
     def __call__(
-        self,
-        images: Sequence[ImageSource],
-        labels: Sequence[str],
-        *,
-        template: str = "This is a photo of {}.",
-        batch_size: int = 16,
+        self, images: Images, labels: Sequence[str], *, template: str = "This is a photo of {}.", batch_size: int = 16
     ) -> list[Prediction]:
         """Return the class of each image.
 
