@@ -183,7 +183,7 @@ def test_searches_of_an_engine(monkeypatch, is_graph):
             engine.step()
         for search, prompt, each in zip(searches, prompts, options, strict=True):
             plain = {"num_beams": each.get("num_beams", 1)}
-            assert_equal(search.result, xf.generate(model, [prompt], max_new_tokens=40, **plain))
+            assert_equal(search.result(), xf.generate(model, [prompt], max_new_tokens=40, **plain))
 
 
 def test_drafts():

@@ -48,9 +48,9 @@ def run_staggered(model, inputs, options):
         engine.add([search])
         for _ in range(3):
             engine.step()
-    while not all(search.is_done for search in searches):
+    while not all(search.done() for search in searches):
         engine.step()
-    return [search.result for search in searches]
+    return [search.result() for search in searches]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_searches_that_are_added_together_are_encoded_together(monkeypatch, cond
         engine.step()
     assert sizes == [4]
     for search, each in zip(searches, expected, strict=True):
-        assert_alike(search.result, each)
+        assert_alike(search.result(), each)
 
 
 def test_on_any_library(xp):
@@ -141,11 +141,11 @@ def test_an_error_ends_its_own_search_only():
     other = new_search(model, [[5]], max_new_tokens=9)
     for search in (failing, other):
         engine.add([search])
-    while not other.is_done:
+    while not other.done():
         engine.step()
-    assert_alike(other.result, xf.generate(model, [[5]], max_new_tokens=9))
+    assert_alike(other.result(), xf.generate(model, [[5]], max_new_tokens=9))
     with pytest.raises(DataError, match=r"^no$"):
-        _ = failing.result
+        failing.result()
 
 
 def test_an_engine_that_is_closed_ends_its_searches_with_an_error():
@@ -157,7 +157,7 @@ def test_an_engine_that_is_closed_ends_its_searches_with_an_error():
     assert engine.is_idle
     for search in searches:
         with raises_line(DataError, "^the server ends$"):
-            _ = search.result
+            search.result()
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=str)
@@ -171,10 +171,10 @@ def test_a_long_search_stays_when_others_join(options):
     for _ in range(20):
         engine.step()
     engine.add(searches[1:])
-    while not all(search.is_done for search in searches):
+    while not all(search.done() for search in searches):
         engine.step()
     for search, row, each in zip(searches, prompts, settings, strict=True):
-        assert_alike(search.result, xf.generate(model, row, **each))
+        assert_alike(search.result(), xf.generate(model, row, **each))
 
 
 def test_a_long_prompt_does_not_pad_short_ones(monkeypatch):
@@ -204,13 +204,13 @@ def test_the_cache_of_an_engine_shrinks(positions):
     engine.step()
     engine.add([long])
     sizes = []
-    while not short.is_done:
+    while not short.done():
         engine.step()
         sizes += [group.steps.cache.layers[0].self_attention.key.shape[2] for group in engine._groups.values()]
     assert max(sizes) >= 600
     assert sizes[-1] <= 256
-    assert_alike(short.result, xf.generate(model, [[3, 4]], max_new_tokens=100, min_new_tokens=100))
-    assert_alike(long.result, xf.generate(model, [[5] * 600], max_new_tokens=3, min_new_tokens=3))
+    assert_alike(short.result(), xf.generate(model, [[3, 4]], max_new_tokens=100, min_new_tokens=100))
+    assert_alike(long.result(), xf.generate(model, [[5] * 600], max_new_tokens=3, min_new_tokens=3))
 
 
 class OwnModel:
@@ -229,9 +229,9 @@ def test_models_of_the_user_need_no_static_cache():
     prompts = [[3, 4], [5, 6]]
     engine, own = Engine(is_shared=True), new_search(OwnModel(model), prompts, max_new_tokens=9)
     engine.add([own])
-    while not own.is_done:
+    while not own.done():
         engine.step()
-    assert_alike(own.result, xf.generate(model, prompts, max_new_tokens=9))
+    assert_alike(own.result(), xf.generate(model, prompts, max_new_tokens=9))
     with pytest.raises(ConfigError, match="prompts have different lengths and OwnModel has no to_static"):
         xf.generate(OwnModel(model), [[3, 4], [5]], max_new_tokens=9)
 
@@ -249,13 +249,13 @@ def test_the_memory_of_an_engine_shrinks(copy):
     engine.step()
     engine.add(searches[1:])
     sizes = []
-    while not all(search.is_done for search in searches):
+    while not all(search.done() for search in searches):
         engine.step()
         sizes += [group.steps.cache.memory.states.shape[1] for group in engine._groups.values()]
     assert sizes[0] == 60
     assert sizes[-1] == len(SOURCES[0])
     for search, row, count in zip(searches, (SOURCES[0], long[0]), (20, 3), strict=True):
-        assert_alike(search.result, xf.generate(model, [row], max_new_tokens=count, min_new_tokens=count))
+        assert_alike(search.result(), xf.generate(model, [row], max_new_tokens=count, min_new_tokens=count))
 
 
 def test_programs_for_a_shorter_memory_share_no_arrays_that_steps_change(monkeypatch):

@@ -334,7 +334,7 @@ def check_requests(model, requests, order, pauses, threads):
     set_num_threads(1)
     for i, each in searches.items():
         rows, options = requests[i % len(requests)]
-        assert hypotheses(row for search in each for row in search.result) == generate(model, rows, **options)
+        assert hypotheses(row for search in each for row in search.result()) == generate(model, rows, **options)
 
 
 @pytest.mark.parametrize("kind", ["language model", "encoder-decoder"])

@@ -12,6 +12,7 @@ S = TypeVar("S")
 Ts = TypeVarTuple("Ts")
 Of = Callable[Concatenate[T, P], R]  # a function of T and more arguments
 Positions = int | Sequence[int]
+Shape = tuple[int, ...]
 DType = Any  # every library has its own classes
 Device = Any
 NativeArray = Any  # an array of one library, with all of that library's methods

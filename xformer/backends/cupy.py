@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from xformer.backends.array_types import Device, DType
+from xformer.backends.array_types import Device, DType, Shape
 from xformer.backends.array_types import NativeArray as Array
 from xformer.backends.dtypes import dtype_name
 from xformer.backends.library import NO_DLPACK, Library, Table, array_namespace, compute
@@ -131,16 +131,14 @@ class CupyLibrary(Library, library="cupy"):
         """Compare the bounds of the memory."""
         return bool(importlib.import_module("cupy").may_share_memory(x, y))
 
-    def random_mask(self, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
+    def random_mask(self, key: int, threshold: int, shape: Shape, device: Device) -> Array:
         """Draw by a kernel that writes only the mask.
 
         CuPy's generators keep a state for each thread of the GPU and draw integers that take four times the memory.
         """
         return self.counted_random_mask(key, None, threshold, shape, device)
 
-    def counted_random_mask(
-        self, key: int, counter: Any, threshold: int, shape: tuple[int, ...], device: Device
-    ) -> Array:
+    def counted_random_mask(self, key: int, counter: Any, threshold: int, shape: Shape, device: Device) -> Array:
         """Let the kernel read the counter, if any, so that a CUDA graph draws another mask in each launch."""
         with device or contextlib.nullcontext():
             if env_value("XFORMER_KERNELS") == "portable":
@@ -171,4 +169,4 @@ class CupyLibrary(Library, library="cupy"):
         """Return the function that captures CUDA graphs, or None if kernels are switched off."""
         if env_value("XFORMER_KERNELS") == "portable":
             return None
-        return importlib.import_module("xformer.kernels.cupy.graph").capture_graph
+        return importlib.import_module("xformer.kernels.cupy.graph").CapturedGraph

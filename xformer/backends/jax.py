@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from xformer.backends.array_types import Device, DType
+from xformer.backends.array_types import Device, DType, Shape
 from xformer.backends.array_types import NativeArray as Array
 from xformer.backends.library import RANDOM_BITS, Library, Table, compute
 
@@ -61,13 +61,11 @@ class JaxLibrary(Library, library="jax"):
         """Return False, since nothing writes into arrays."""
         return False
 
-    def random_mask(self, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
+    def random_mask(self, key: int, threshold: int, shape: Shape, device: Device) -> Array:
         """Draw by `jax.random`, so that a jitted function can."""
         return self.counted_random_mask(key, 0, threshold, shape, device)
 
-    def counted_random_mask(
-        self, key: int, counter: Any, threshold: int, shape: tuple[int, ...], device: Device
-    ) -> Array:
+    def counted_random_mask(self, key: int, counter: Any, threshold: int, shape: Shape, device: Device) -> Array:
         """Read the counter in the jitted function, so that it draws another mask in each call."""
         low, high = key % 2**31 ^ counter & 2**31 - 1, key // 2**31 % 2**31 ^ counter >> 31
         stream = jax.random.fold_in(jax.random.key(low), high)

@@ -22,7 +22,7 @@ import array_api_compat
 import numpy as np
 
 from xformer.backends import portable
-from xformer.backends.array_types import Array, ArrayNamespace, Device, DType, Namespace, NativeArray
+from xformer.backends.array_types import Array, ArrayNamespace, Device, DType, Namespace, NativeArray, Shape
 from xformer.backends.dtypes import dtype_name, is_floating
 from xformer.environment import on_clear
 from xformer.errors import BackendError, DataError, how_to_install, nearest_hint
@@ -300,13 +300,11 @@ class Library(ModuleType):
 
     # --- random numbers -----------------------------------------------------------------------------------------------
 
-    def random_mask(self, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
+    def random_mask(self, key: int, threshold: int, shape: Shape, device: Device) -> Array:
         """Draw booleans: True where 16 random bits, as an integer, are below `threshold`."""
         return self._place(random_bits(key, shape) < threshold, self.bool, device)
 
-    def counted_random_mask(
-        self, key: int, counter: Array, threshold: int, shape: tuple[int, ...], device: Device
-    ) -> Array:
+    def counted_random_mask(self, key: int, counter: Array, threshold: int, shape: Shape, device: Device) -> Array:
         """Draw as `random_mask` does with the key `key ^ counter`, where `counter` is an int64 scalar array."""
         return self.random_mask(key ^ int(counter), threshold, shape, device)
 
@@ -363,7 +361,7 @@ def compute(table: Table) -> Any:
     return function(*arguments)
 
 
-def random_bits(key: int, shape: tuple[int, ...]) -> Any:
+def random_bits(key: int, shape: Shape) -> Any:
     """Draw 16 random bits for each element on the host, as a uint16 array."""
     count = math.prod(shape)
     # Dropout draws millions of these per step: SFC64 is twice as fast as PCG64. integers() over the full range returns

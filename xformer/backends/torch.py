@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree
 
 from xformer.backends import portable
-from xformer.backends.array_types import Device, DType
+from xformer.backends.array_types import Device, DType, Shape
 from xformer.backends.array_types import NativeArray as Array
 from xformer.backends.dtypes import dtype_name
 from xformer.backends.library import KEPT_BYTES, NAMESPACE_OF_TYPE, RANDOM_BITS, Library, Table, compute
@@ -78,7 +78,7 @@ class TorchLibrary(Library, library="torch"):
             return portable.top_k(self, x, k)
         return values, indices
 
-    def random_mask(self, key: int, threshold: int, shape: tuple[int, ...], device: Device) -> Array:
+    def random_mask(self, key: int, threshold: int, shape: Shape, device: Device) -> Array:
         """Draw on the device of the mask; on the CPU by NumPy, since torch's generator takes only 32 bits of a key."""
         target = torch.device(device or "cpu")
         if target.type == "cpu":

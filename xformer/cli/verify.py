@@ -161,7 +161,7 @@ def _outputs(what: str, model: Any, inputs: list[list[int]], options: dict[str, 
         engine.step()
     while not engine.is_idle:
         engine.step()
-    yield what, "joining others", [output for each in searches for output in each.result]
+    yield what, "joining others", [output for each in searches for output in each.result()]
     if isinstance(model, xf.LanguageModel):
         cache = PrefixCache()
         for way in ("with an empty prefix cache", "with a prefix cache"):

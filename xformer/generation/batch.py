@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -93,6 +93,10 @@ class SampleRequest(NamedTuple):
     def key(self) -> Any:
         """Settings and dtype, equal for all requests that one call answers."""
         return tuple(self.settings.values()), self.logits.dtype
+
+
+Steps = Generator[NextTokens | SampleRequest, Any, list[list[Hypothesis]]]
+"""A search: it receives logits or what it asked for, and returns the hypotheses of each input, best first."""
 
 
 def sampling_settings(config: GenerationConfig) -> dict[str, Any]:

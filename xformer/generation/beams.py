@@ -21,14 +21,14 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from xformer.backends import Array
-from xformer.generation.batch import GenerationBatch, NextTokens
+from xformer.generation.batch import GenerationBatch, NextTokens, Steps
 from xformer.generation.config import DEFAULT_DIVERSITY_PENALTY
 from xformer.generation.processors import Rows, TopTokens, top_tokens
 from xformer.generation.results import BeamCandidate, Hypothesis, UnscoredHypothesis, best_first
@@ -274,7 +274,7 @@ class InputBeams:
         return [by_row[row] if row in by_row else spare.pop() for row in range(count)]
 
 
-def beam_search(batch: GenerationBatch, logits: Array) -> Generator[NextTokens, Array, list[list[Hypothesis]]]:
+def beam_search(batch: GenerationBatch, logits: Array) -> Steps:
     """Keep the num_beams most probable hypotheses at each step; return the best finished ones of each input."""
     config = batch.config
     inputs = [InputBeams(batch, index) for index in batch.inputs]

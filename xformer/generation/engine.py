@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import numpy as np
 
 from xformer.backends import Array, array_namespace, device
-from xformer.generation.batch import Chosen, GenerationBatch, NextTokens, SampleRequest
+from xformer.generation.batch import Chosen, GenerationBatch, SampleRequest, Steps
 from xformer.generation.sampling import choose, greedy_or_sample
 from xformer.generation.steps import DecodingSteps, prefill
 
-Algorithm = Callable[[GenerationBatch, Array], Generator[NextTokens | SampleRequest, Any, Any]]
+Algorithm = Callable[[GenerationBatch, Array], Steps]
 """Function of a batch and the first logits, (inputs, vocabulary), that makes the generator of a search."""
 
 
-class Search:
-    """A search in an engine.
+class Search(Future[Any]):
+    """A search in an engine, and the future of its result.
 
     Args:
         batch: Its inputs.
@@ -35,24 +36,15 @@ class Search:
     """
 
     def __init__(self, batch: GenerationBatch, algorithm: Algorithm) -> None:
+        super().__init__()
         self.batch, self.algorithm = batch, algorithm
         self.pending: Any = None
-        self.is_done = False
         self.slots: Any = None
         self._generator: Any = None
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    @property
-    def result(self) -> Any:
-        """Result of the algorithm; its error is raised."""
-        if self._error is not None:
-            raise self._error
-        return self._result
 
     def advance(self, answer: Any) -> None:
         """Continue with the logits of the rows or the result of a choice; an error ends this search only."""
-        if self.is_done:
+        if self.done():
             return
         try:
             if self._generator is None:
@@ -61,15 +53,16 @@ class Search:
             else:
                 self.pending = self._generator.send(answer)
         except StopIteration as end:
-            self.end(end.value)
+            self.pending = None
+            self.set_result(end.value)
         except Exception as error:  # noqa: BLE001 - `result` raises it
-            self.end(error=error)
+            self.fail(error)
 
-    def end(self, result: Any = None, error: BaseException | None = None) -> None:
-        """End the search, unless it has ended."""
-        if self.is_done:
-            return
-        self.pending, self._result, self._error, self.is_done = None, result, error, True
+    def fail(self, error: BaseException | None) -> None:
+        """End the search by an error, or without one and a result, unless it has ended."""
+        if not self.done():
+            self.pending = None
+            self.set_exception(error)
 
 
 class _Group:
@@ -158,7 +151,7 @@ class _Group:
             rows = _rows(search.slots, rows_before)
             search.advance(Chosen.of(logits[:, rows]) if self._ahead else _take(logits, rows))
         _answer(self.searches)
-        self.searches, num_before = [search for search in self.searches if not search.is_done], len(self.searches)
+        self.searches, num_before = [search for search in self.searches if not search.done()], len(self.searches)
         if 0 < len(self.searches) < num_before and not self._ahead:
             self.steps.cut_memory(max(search.batch.source_length for search in self.searches))
         if width > 1:
@@ -215,7 +208,7 @@ def _answer(searches: Sequence[Search]) -> None:
                 chosen = choose([search.pending for search in group])
             except Exception as error:  # noqa: BLE001 - searches with other settings must go on
                 for search in group:
-                    search.end(error=error)
+                    search.fail(error)
                 continue
             start = 0
             for search in group:
@@ -271,7 +264,7 @@ class Engine:
             for search in searches if len(searches) > 1 else ():
                 self._add(sizes, [search])
             if len(searches) == 1:
-                searches[0].end(error=error)
+                searches[0].fail(error)
             return
         group = _Group(searches, *prefilled, has_free_slots=self._is_shared)
         if not group.searches:
@@ -299,7 +292,7 @@ class Engine:
         for group in self._groups.values():
             group.steps.close()
             for search in group.searches:
-                search.end(error=error)
+                search.fail(error)
         self._groups.clear()
 
 

@@ -105,7 +105,7 @@ def search(batch: GenerationBatch) -> Task[list[list[Hypothesis]]]:
     """Run the searches of a batch."""
     searches = searches_of(batch)
     yield searches
-    return [hypotheses for each in searches for hypotheses in each.result or ()]
+    return [hypotheses for each in searches for hypotheses in each.result() or ()]
 
 
 def _stream(batch: GenerationBatch) -> Iterator[list[list[int]]]:

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from xformer.backends import Array, array_namespace, device, to_host
-from xformer.generation.batch import Chosen, GenerationBatch, NextTokens, SampleRequest, sampling_settings
+from xformer.generation.batch import Chosen, GenerationBatch, NextTokens, SampleRequest, Steps, sampling_settings
 from xformer.generation.processors import Rows
-from xformer.generation.results import Hypothesis, UnscoredHypothesis, best_first
+from xformer.generation.results import UnscoredHypothesis, best_first
 from xformer.generation.steps import DecodingSteps
 from xformer.models import LanguageModel
 from xformer.ops import decoding
 
 
-def greedy_or_sample(
-    batch: GenerationBatch, logits: Array
-) -> Generator[NextTokens | SampleRequest, Any, list[list[Hypothesis]]]:
+def greedy_or_sample(batch: GenerationBatch, logits: Array) -> Steps:
     """Choose the most probable token at each step, or draw one; config.num_return_sequences samples per input.
 
     Samples are independent, so they may be equal. The best score comes first.
@@ -123,9 +121,7 @@ def choose(requests: Sequence[SampleRequest]) -> Chosen:
 # --- Draft tokens -----------------------------------------------------------------------------------------------------
 
 
-def assisted_search(
-    batch: GenerationBatch, logits: Array
-) -> Generator[NextTokens | SampleRequest, Any, list[list[Hypothesis]]]:
+def assisted_search(batch: GenerationBatch, logits: Array) -> Steps:
     """Run greedy search or sampling of one input, with draft tokens in its steps.
 
     Args:

@@ -253,7 +253,7 @@ class TextGenerator(GenerationPipeline):
                 searches.append(searches_of(batch))
             yield list(itertools.chain(*searches))
             for group, found in zip(groups.values(), searches, strict=True):
-                results = itertools.chain(*(search.result for search in found))
+                results = itertools.chain(*(search.result() for search in found))
                 for text, hypotheses in zip(group, results, strict=True):
                     text.extend(hypotheses, config)
         by_prompt = itertools.groupby(texts, operator.attrgetter("index"))

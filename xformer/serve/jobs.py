@@ -261,7 +261,7 @@ class Worker:
                     engine.step()
                 except Exception as error:  # noqa: BLE001 - jobs must not end the thread
                     engine.close(error)
-            self._resume([each for each in self._running if all(search.is_done for search in each.searches)])
+            self._resume([each for each in self._running if all(search.done() for search in each.searches)])
             for job in [*new, *self._running]:
                 job.flush()
 
@@ -298,4 +298,4 @@ class Worker:
                 engine.add(new)
             except Exception as error:  # noqa: BLE001 - as above
                 for search in new:
-                    search.end(error=error)
+                    search.fail(error)

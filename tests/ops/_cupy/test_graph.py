@@ -149,7 +149,7 @@ def diary():
 
 @pytest.fixture(params=[False, True], ids=["sound", "broken"])
 def record(request, diary, monkeypatch):
-    """`capture_graph` on a stand-in for CuPy, and the streams that it makes."""
+    """`CapturedGraph` on a stand-in for CuPy, and the streams that it makes."""
     streams = []
     CUDA.stream, CUDA.malloc, CUDA.limit, CUDA.frees = Stream(), None, 2**60, []
     CUDA.blocks = weakref.WeakSet()  # that were not freed
@@ -170,7 +170,7 @@ def record(request, diary, monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.delitem(sys.modules, "xformer.kernels.cupy.graph", raising=False)
-    yield importlib.import_module("xformer.kernels.cupy.graph").capture_graph, streams
+    yield importlib.import_module("xformer.kernels.cupy.graph").CapturedGraph, streams
     sys.modules.pop("xformer.kernels.cupy.graph", None)
 
 

@@ -140,7 +140,7 @@ def _product(
     addresses = map(cublas.pointer, arrays)
     alignments = tuple(next(size for size in _ALIGNED_TO if address % size == 0) for address in addresses)
     is_aligned = min(alignments) >= 16
-    if _failures.get((spec, is_aligned, device)):
+    if _failures and (spec, is_aligned, device) in _failures:
         return None
     try:
         plan: _Plan = _plans.find((spec, alignments, device), functools.partial(_Plan, spec, alignments))

@@ -78,7 +78,7 @@ def unsupported_reason(*specs: Spec) -> str | None:
     name, capability = device_properties(device)
     if capability < _MIN_CAPABILITY:
         return f"{name} has compute capability {capability / 10}; expected at least 8.0"
-    return next(filter(None, (_failures.get((spec, device)) for spec in specs)), None)
+    return next((_failures[spec, device] for spec in specs if _failures and (spec, device) in _failures), None)
 
 
 def ready(spec: Spec) -> bool:

@@ -18,22 +18,6 @@ _NUM_WARM_UP = 2  # calls before the capture, which compile kernels, build plans
 _CUBLAS_WORKSPACE = 32 << 20  # bytes, as cuBLAS uses on Hopper
 
 
-def capture_graph(function: Callable[[Callable[[Any], Any]], Any]) -> Callable[[], None]:
-    """Capture a function as a CUDA graph.
-
-    The first calls run the function; the next one captures it, and later ones replay the graph. If the function cannot
-    be captured, a warning gives the reason, and every call runs it as usual.
-
-    Args:
-        function: A function that reads and writes the same arrays in every call. It gets a function that copies an
-            array: other arrays that it makes are overwritten by the next graph.
-
-    Returns:
-        A function that does the same.
-    """
-    return _Graph(function)
-
-
 class _Arena:
     """The stream of a thread's graphs on a device, and their memory.
 
@@ -115,7 +99,17 @@ def _copy(array: Any) -> Any:
         return array.copy(order="K")
 
 
-class _Graph:
+class CapturedGraph:
+    """A function captured as a CUDA graph.
+
+    The first calls run the function; the next one captures it, and later ones replay the graph. If the function cannot
+    be captured, a warning gives the reason, and every call runs it as usual.
+
+    Args:
+        function: A function that reads and writes the same arrays in every call. It gets a function that copies an
+            array: other arrays that it makes are overwritten by the next graph.
+    """
+
     def __init__(self, function: Callable[[Callable[[Any], Any]], Any]) -> None:
         device, user = cupy.cuda.runtime.getDevice(), object()
         self._function, self._key = function, f"{device}"
@@ -126,6 +120,7 @@ class _Graph:
         self._num_calls, self._graph, self._number, self._is_refused = 0, None, -1, False
 
     def __call__(self) -> None:
+        """Call the function, or launch its graph."""
         caller, arena = cupy.cuda.get_current_stream(), self._arena
         is_part = caller.ptr == arena.stream.ptr  # of another graph
         if not is_part and not self._is_refused:

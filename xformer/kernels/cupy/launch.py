@@ -236,23 +236,16 @@ class Plans(threading.local):
         return iter(self._plans)
 
 
-class Failures:
+class Failures(dict[Hashable, str]):
     """The reasons why the plans of some keys cannot be built."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[Hashable, str] = {}
-
-    def get(self, key: Hashable) -> str | None:
-        """Return the reason, or None."""
-        return self._reasons.get(key) if self._reasons else None
 
     def add(self, key: Hashable, reason: str, warning: str | None) -> None:
         """Store a reason, and give the warning, if any, if the key is new."""
-        if key in self._reasons:
+        if key in self:
             return
-        while len(self._reasons) >= _MAX_FAILURES:
-            self._reasons.pop(next(iter(self._reasons)), None)
-        self._reasons[key] = reason
+        while len(self) >= _MAX_FAILURES:
+            self.pop(next(iter(self)), None)
+        self[key] = reason
         if warning is not None:
             warnings.warn(warning, RuntimeWarning, stacklevel=3)
 
