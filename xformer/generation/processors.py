@@ -339,7 +339,7 @@ def check_sequence_bias(
     for phrase in itertools.chain.from_iterable(rows):
         phrase[:] = [tuple(check_tokens("sequence_bias", tokens, vocab_size)) for tokens in phrase]
         if not phrase or not all(phrase):
-            raise DataError(f"sequence_bias has the phrase {phrase!r}; expected at least one token id")
+            raise DataError(f"sequence_bias has the phrase {[*map(list, phrase)]!r}; expected at least one token id")
     return rows
 
 
