@@ -45,6 +45,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # JAX compiles every operation for every shape, which takes longer than the tests: without optimization, half as long.
 QUICK_JAX = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_ENABLE_COMPILATION_CACHE": "0",
     "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false",
 }
 
