@@ -24,8 +24,9 @@ def fingerprint_of(factory, **settings):
 
 @for_each("library", ["torch", "jax", "mlx", "array_api_strict"])
 @for_each("part", parts.NAMES)
-def test_libraries_compute_the_same(library, part):
+def test_libraries_compute_the_same(monkeypatch, library, part):
     library_or_skip(library)
+    monkeypatch.setattr(parts, "_NEW_TOKENS", 4)  # JAX compiles the steps of each length
     settings = {"part": part, "backward": part not in parts.FORWARD_ONLY}
     expected = fingerprint_of("build", backend="numpy", **settings)
     assert expected

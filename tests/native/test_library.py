@@ -439,11 +439,11 @@ def test_products_in_threads_keep_their_bits_and_restore_the_threads_of_blas(bla
     expected = {len(x): product(x) for x in (large, small)}
 
     def multiply(x: Any) -> None:
-        for _ in range(30):
+        for _ in range(15):
             assert np.array_equal(product(x), expected[len(x)])
 
     def limit(count: int) -> None:
-        for _ in range(200):
+        for _ in range(100):
             with blas_threads(count):
                 time.sleep(0.0002)
 
