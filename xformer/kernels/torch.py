@@ -22,7 +22,7 @@ from xformer.ops.attention import causal_mask, with_repeated_heads
 from xformer.ops.experts import experts_vjp, sliced_forward
 from xformer.ops.linear import affine_functions, as_rows
 from xformer.ops.operation import Kernel
-from xformer.ops.optimizers import Settings, slots, updated, writable
+from xformer.ops.optimizers import Settings, slots, squared_norm_vjp, updated, writable
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 WIDE_FLOATS = ("float32", "float64")
@@ -36,10 +36,6 @@ def is_differentiated_by_torch(*arrays: Any) -> bool:
 # --- activations ------------------------------------------------------------------------------------------------------
 
 _aten, _functional = torch.ops.aten, torch.nn.functional
-
-
-def _activation_vjp(g: Any, x: Any, needs: Any, *, backward: Callable[[Any, Any], Any]) -> tuple[Any, ...]:
-    return (backward(g, x),)
 
 
 def _relu_forward(x: Any, *, save: bool) -> tuple[Any, Any]:
@@ -146,9 +142,7 @@ def _attn_mask(query: Any, key: Any, mask: Any, bias: Any, causal: bool) -> tupl
     return (None if mask is None else mask.reshape((1,) * (4 - mask.ndim) + mask.shape)), False
 
 
-def _attention_forward(
-    *arrays: Any, causal: bool, scale: float, keep_probability: float, save: bool
-) -> tuple[Any, Any]:
+def _attention_forward(*arrays: Any, causal: bool, scale: float, save: bool, **options: Any) -> tuple[Any, Any]:
     query, key, value, mask, bias, _ = arrays
     attn_mask, is_causal = _attn_mask(query, key, mask, bias, causal)
     if not save:
@@ -164,9 +158,7 @@ def _attention_forward(
     return output, (query, key, value, output, logsumexp, is_causal, attn_mask)
 
 
-def _attention_vjp(
-    g: Any, residuals: Any, needs: Any, *, causal: bool, scale: float, keep_probability: float
-) -> tuple[Any, ...]:
+def _attention_vjp(g: Any, residuals: Any, needs: Any, *, scale: float, **options: Any) -> tuple[Any, ...]:
     *saved, is_causal, attn_mask = residuals
     g = g if g.stride(-1) == 1 else g.contiguous()
     cotangents = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -313,10 +305,6 @@ def _squared_norm_forward(*arrays: Any, save: bool) -> tuple[Any, Any]:
     return torch.stack([torch.linalg.vector_norm(x) for x in arrays]).square().sum(), arrays
 
 
-def _squared_norm_vjp(g: Any, arrays: Any, needs: Any) -> tuple[Any, ...]:
-    return tuple(x * (2.0 * g) for x in arrays)
-
-
 # --- registration -----------------------------------------------------------------------------------------------------
 
 
@@ -325,7 +313,7 @@ def _kernel(operation: str, forward: Any, vjp: Any, why_not: Any = None, dtypes:
 
 
 def _activation(operation: str, forward: Callable[..., Any], backward: Callable[[Any, Any], Any]) -> Kernel:
-    return _kernel(operation, forward, functools.partial(_activation_vjp, backward=backward))
+    return _kernel(operation, forward, lambda g, x, needs: (backward(g, x),))
 
 
 KERNELS = [
@@ -351,5 +339,5 @@ KERNELS = [
     *[_kernel(name, *_AFFINE) for name in ("linear", "project_heads")],
     _kernel("layer_norm", _layer_norm_forward, _layer_norm_vjp, dtypes=WIDE_FLOATS),
     _kernel("rms_norm", _rms_norm_forward, None, _norm_why_not, WIDE_FLOATS),
-    _kernel("squared_norm", _squared_norm_forward, _squared_norm_vjp, dtypes=WIDE_FLOATS),
+    _kernel("squared_norm", _squared_norm_forward, squared_norm_vjp, dtypes=WIDE_FLOATS),
 ]

@@ -355,11 +355,12 @@ def _squared_norm_forward(*arrays: Array, save: bool) -> tuple[Array, Any]:
     return xp.sum(xp.stack([xp.sum(x * x, dtype=x.dtype) for x in wide])), arrays
 
 
-def _squared_norm_vjp(g: Array, arrays: Any, needs: Any) -> tuple[Any, ...]:
+def squared_norm_vjp(g: Array, arrays: Any, needs: Any) -> tuple[Any, ...]:
+    """Return the cotangents of all arrays."""
     return tuple(2.0 * g * x for x in arrays)
 
 
-_squared_norm = Operation("squared_norm", "{x: (...) float}* -> ()", _squared_norm_forward, _squared_norm_vjp)
+_squared_norm = Operation("squared_norm", "{x: (...) float}* -> ()", _squared_norm_forward, squared_norm_vjp)
 
 
 def squared_norm(*arrays: Array) -> Array:

@@ -69,9 +69,8 @@ def _attention_why_not(
     return why_not(query)
 
 
-def _attention_forward(
-    query: Any, key: Any, value: Any, mask: Any, bias: Any, dropout_mask: Any, *, scale: float, **options: Any
-) -> tuple[Any, Any]:
+def _attention_forward(*arrays: Any, scale: float, **options: Any) -> tuple[Any, Any]:
+    query, key, value, mask, bias, _ = arrays
     arrays = query, with_contiguous_rows(key), with_contiguous_rows(value), mask, bias
     return _attend(*arrays, None, None, None, scale), None
 
@@ -82,10 +81,8 @@ def _cached_why_not(query: Any, key: Any, value: Any, keys: Any, values: Any, *r
     return _attention_why_not(query, keys, values, **options)
 
 
-def _cached_forward(
-    query: Any, key: Any, value: Any, keys: Any, values: Any, *rest: Any, scale: float, save: bool
-) -> tuple[Any, Any]:
-    starts, mask, bias = rest
+def _cached_forward(*arrays: Any, scale: float, save: bool) -> tuple[Any, Any]:
+    query, key, value, keys, values, starts, mask, bias = arrays
     return _attend(query, keys, values, mask, bias, key, value, starts, scale), None
 
 

@@ -98,10 +98,8 @@ def _norm_functions(*, centered: bool) -> tuple[Any, Any]:
     return functools.partial(_norm_forward, centered=centered), functools.partial(_norm_vjp, centered=centered)
 
 
-def _add_norm_forward(
-    x: Any, y: Any, weight: Any, bias: Any, *, epsilon: float, centered: bool, keep_sum: bool, save: bool
-) -> tuple[Any, Any]:
-    total, norm, residuals = _normalize(x, y, weight, bias, centered, epsilon, keep=keep_sum, save=save)
+def _add_norm_forward(*arrays: Any, epsilon: float, centered: bool, keep_sum: bool, save: bool) -> tuple[Any, Any]:
+    total, norm, residuals = _normalize(*arrays, centered, epsilon, keep=keep_sum, save=save)
     return (total, norm) if keep_sum else norm, residuals
 
 
