@@ -11,32 +11,24 @@ import numpy as np
 _COLUMNS = ("time", "quartiles", "tokens/s", "GFLOP/s", "of GEMM", "memory", "ratio", "quartiles")
 
 
-def make_run(
-    suite: str,
-    machine: dict[str, Any],
-    gemm_flops_per_second: float | None,
-    results: Sequence[dict[str, Any]] = (),
-    notes: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Combine results with the machine and the date as JSON data.
+def make_run(suite: str, machine: dict[str, Any], gemm_flops_per_second: float | None) -> dict[str, Any]:
+    """Return a run on a machine, with the date, as JSON data.
 
     Args:
         suite: Name of the suite.
         machine: As returned by `describe_machine`.
         gemm_flops_per_second: As returned by the function of this name.
-        results: As returned by `InterleavedBenchmark.result`.
-        notes: Further lines for the report.
 
     Returns:
-        The run, ready for `json.dump`.
+        The run, without results, which `InterleavedBenchmark.result` returns, and without notes for the report.
     """
     return {
         "suite": suite,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": machine,
         "gemm_flops_per_second": gemm_flops_per_second,
-        "results": list(results),
-        "notes": list(notes),
+        "results": [],
+        "notes": [],
     }
 
 

@@ -41,9 +41,9 @@ def value_option(name: str, metavar: str | None, help: str, panel: str | None = 
     return typer.Option(name, metavar=metavar, help=help, rich_help_panel=panel, **settings)
 
 
-def flag(name: str, help: str, panel: str | None = None) -> Any:
+def flag(name: str, help: str) -> Any:
     """Return an option without a value."""
-    return typer.Option(name, help=help, rich_help_panel=panel)
+    return typer.Option(name, help=help)
 
 
 def argument(metavar: str, help: str) -> Any:
@@ -200,8 +200,8 @@ def _parameter(name: str, type_name: str, panel: str, field: Field[Any], default
     return _keyword(name, Annotated[_TYPES[type_name] | None, option])
 
 
-def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+def _keyword(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def parse_assignments(assignments: Sequence[str] | None) -> dict[str, Any]:

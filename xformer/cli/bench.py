@@ -141,7 +141,8 @@ def bench(
         )
     if not results:
         raise BackendError(notes[0].partition(": ")[2])
-    run = make_run(suite, machine, gemm, results, [*notes, *(format_growth(results, axis) if axis else [])])
+    notes += format_growth(results, axis) if axis else []
+    run = {**make_run(suite, machine, gemm), "results": results, "notes": notes}
     if out is not None:
         write_json(out, run)
     if plot is not None:
