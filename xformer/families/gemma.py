@@ -16,7 +16,6 @@ from xformer.families.values import (
     every_nth_full,
     heads,
     local_rope,
-    read_activation,
     read_decoder_ids,
     read_tied,
     sizes,
@@ -25,13 +24,6 @@ from xformer.families.values import (
     write_rope,
 )
 from xformer.models import LanguageModelConfig, ModelConfig, Transformer, TransformerConfig
-
-
-def _read_activation(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
-    activation = read_activation(reader, "hidden_activation", "hidden_act", default="gelu_pytorch_tanh")
-    if activation != "gelu_tanh":
-        raise CheckpointError(f"{reader.path} has the activation {activation!r}; expected 'gelu_pytorch_tanh'")
-    return {"activation": "geglu_tanh"}
 
 
 def _query_scalar(config: LanguageModelConfig) -> int:
@@ -47,6 +39,7 @@ def _norm(tensor: str, parameter: str) -> Tensors:
 
 
 _LOCAL_ROPE = local_rope(1e4, 1e4, local_key="rope_local_base_freq")
+_ACTIVATION = {"hidden_activation": "gelu_pytorch_tanh"}
 _FIXED = {"norm": "rms", "norm_position": "sandwich", "feed_forward_bias": False, "scale_embeddings": True}
 _PATTERN = ("sliding_window_pattern", "_sliding_window_pattern")
 _GEMMA2 = Decoder(
@@ -59,18 +52,19 @@ _GEMMA2 = Decoder(
         "attention_softcap": Key("attn_logit_softcapping", None, float),
         "logits_softcap": Key("final_logit_softcapping", None, float),
     },
-    fixed={**_FIXED, "rope_local_theta": None},
-    activation=Column(_read_activation, lambda config: {"hidden_activation": "gelu_pytorch_tanh"}),
+    fixed={**_FIXED, "activation": "geglu_tanh", "rope_local_theta": None},
+    activation=None,
     rope=Column(_LOCAL_ROPE.read, lambda config: {"rope_parameters": write_rope(config)["rope_parameters"]}),
     columns=(windows(every_nth_full(2, *_PATTERN), default=4096),),
-    required={"use_bidirectional_attention": False},
+    required={"use_bidirectional_attention": False, **_ACTIVATION},
+    written=_ACTIVATION,
     skipped="cache_implementation hidden_act",  # hidden_activation replaces the latter
     tensors=decoder(SANDWICH_NORMS, _norm),
 )
 _GEMMA3 = _GEMMA2.variant(
     "gemma3_text",
     "Gemma3",
-    fixed={**_FIXED, "qk_norm": True},
+    fixed={**_FIXED, "activation": "geglu_tanh", "qk_norm": True},
     rope=local_rope(1e6, 1e4, local_key="rope_local_base_freq"),
     columns=(windows(every_nth_full(6, *_PATTERN), default=4096),),
 )
