@@ -39,20 +39,24 @@ class Pipeline:
 
     A subclass sets `task` and `model_classes`. It overrides `_from_checkpoint` if files have more than a tokenizer; one
     whose models xformer trains also defines `_from_run`.
+
+    Attributes:
+        task: Name of the task.
+        model_classes: Classes of models that the pipeline takes; the first one is that of training runs.
+        head_options: Options of `from_pretrained` that `load_pretrained` gets.
+        generates_text: True if outputs are texts that the model generates token by token.
+        has_source: True for an encoder-decoder, whose outputs are separate from its input.
+        attention_kinds: Kinds of attention that the model has: "encoder", "decoder", "cross".
+        model: The model.
+        tokenizer: Its tokenizer.
     """
 
     task: ClassVar[str]
     model_classes: ClassVar[tuple[type[BaseModel], ...]]
-    """Classes of models that the pipeline takes; the first one is that of training runs."""
     head_options: ClassVar[tuple[str, ...]] = ()
-    """Options of `from_pretrained` that `load_pretrained` gets."""
     generates_text: ClassVar[bool] = False
-    """True if outputs are texts that the model generates token by token."""
     has_source: ClassVar[bool] = False
-    """True for an encoder-decoder, whose outputs are separate from its input."""
     attention_kinds: tuple[str, ...] = ("encoder",)
-    """Kinds of attention that the model has: "encoder", "decoder", "cross"."""
-
     model: Any
     tokenizer: Any
 

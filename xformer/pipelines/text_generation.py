@@ -61,6 +61,7 @@ class TextGenerator(GenerationPipeline):
     Attributes:
         default_max_length: Maximum of new tokens of a call without max_new_tokens, if the context has space for them.
         prefix_cache: Keys and values of earlier prompts, at most 256 MiB; None computes every prompt from its start.
+        unsupported_fields: Fields of `GenerationConfig` that require a source text, or a model that emits eos.
 
     Raises:
         CheckpointError: If the vocabulary sizes of model and tokenizer differ.
@@ -72,7 +73,6 @@ class TextGenerator(GenerationPipeline):
     model_classes = (LanguageModel,)
     attention_kinds = ("decoder",)
     unsupported_fields = frozenset(_OF_SOURCES)
-    """Fields of `GenerationConfig` that require a source text, or a model that emits eos."""
 
     def __init__(
         self,
