@@ -34,15 +34,7 @@ _MARK = "\ue000"  # a character for private use, in place of the text of a chat
 
 
 def export_run(
-    directory: StrPath,
-    output: StrPath,
-    target: str = "huggingface",
-    *,
-    quantization: str | None = None,
-    runtime: StrPath | None = None,
-    max_length: int | None = None,
-    base: StrPath | None = None,
-    progress: Progress | None = None,
+    directory: StrPath, output: StrPath, target: str = "huggingface", progress: Progress | None = None, **options: Any
 ) -> str:
     """Write the best model of a run, and its tokenizer, in the format of another library.
 
@@ -52,12 +44,12 @@ def export_run(
         output: Directory to write, new or empty; a file for "gguf" and "gguf-lora".
         target: Name of the format: "huggingface", "peft" and "gguf-lora" for the adapters of a run with LoRA, "gguf",
             "onnx", "ctranslate2" or "web".
-        quantization: Type of the weights: for "ctranslate2" see `export_ctranslate2`; for "gguf" see `export_gguf`; for
-            "onnx" and "web" float32 or int8, which is the default of "web".
-        runtime: Directory in which the npm packages of "web" are installed; see `export.find_runtime`.
-        max_length: Maximum tokens of a text in a page of "web"; see `export_web`.
-        base: Checkpoint to which the adapters of PEFT belong; default what adapter_config.json names.
         progress: As for `export_gguf`; other formats show none.
+        **options: Those of the format, if they are not None. quantization is the type of the weights: for "ctranslate2"
+            see `export_ctranslate2`; for "gguf" see `export_gguf`; for "onnx" and "web" float32 or int8, which is the
+            default of "web". runtime is the directory in which the npm packages of "web" are installed, see
+            `export.find_runtime`, and max_length the maximum of tokens of a text in its page, see `export_web`. base is
+            the checkpoint to which the adapters of PEFT belong; default what adapter_config.json names.
 
     Returns:
         A phrase about the result, e.g. "as a model of type pegasus".
@@ -67,9 +59,8 @@ def export_run(
     """
     check_choice("the format", target, FORMATS)
     asked = target
-    given = {"quantization": quantization, "runtime": runtime, "max_length": max_length, "base": base}
-    options = {name: value for name, value in given.items() if value is not None}
-    if target == "gguf" and (base is not None or (Path(directory) / ADAPTER_CONFIG).is_file()):
+    options = {name: value for name, value in options.items() if value is not None}
+    if target == "gguf" and ("base" in options or (Path(directory) / ADAPTER_CONFIG).is_file()):
         target = "gguf-lora"
     known = inspect.signature(FORMATS[target]).parameters
     if unknown := options.keys() - known:
