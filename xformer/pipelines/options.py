@@ -69,12 +69,14 @@ class SourceArguments(SearchArguments):
             close as the model can; greedy search becomes a beam search with 4 beams.
         length_unit: Unit of target_length.
         align: Also return alignments.
+        max_source_length: Maximum tokens of a source; default 1024 in calls.
     """
 
     prefix: str | Sequence[str] | Sequence[Sequence[int]] | None = option(default=None)
     target_length: Any = option(default=None)
     length_unit: str = option(default="tokens", choices=("tokens", "words"))
     align: bool = option(default=False)
+    max_source_length: int | None = option(default=None, at_least=1)
 
 
 class PromptArguments(SearchArguments):

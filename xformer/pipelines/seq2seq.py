@@ -29,7 +29,7 @@ from xformer.text import normalize_text
 from xformer.text.normalize import check_texts
 from xformer.tokenizers import BaseTokenizer
 
-NUM_BEAMS_FOR_LENGTHS = 4
+NUM_BEAMS_FOR_LENGTHS, DEFAULT_MAX_SOURCE_LENGTH = 4, 1024
 
 
 class Result(NamedTuple):
@@ -128,29 +128,20 @@ class TextToText(GenerationPipeline):
         """Default maximum length of an output, in tokens; None: twice the source plus 20."""
         return None
 
-    def outputs(
-        self,
-        texts: Sequence[str],
-        config: GenerationConfig | None = None,
-        *,
-        max_source_length: int = 1024,
-        **options: Any,
-    ) -> Outputs:
+    def outputs(self, texts: Sequence[str], config: GenerationConfig | None = None, **options: Any) -> Outputs:
         """Generate outputs with their scores; none for a blank text.
 
         Args:
             texts: Source texts.
             config: Settings. Default: greedy search.
-            max_source_length: Maximum tokens of a text.
             **options: Arguments of `batches_of_ids`, and fields of `GenerationConfig`.
 
         Raises:
             DataError: If a text has more than max_source_length tokens, before any output is generated.
             ConfigError: For invalid or contradictory settings.
         """
-        check_count("max_source_length", max_source_length)
         encoded, _ = self.truncate(self.token_ids(texts))
-        check_source_lengths(encoded, max_source_length)
+        options = {"max_source_length": DEFAULT_MAX_SOURCE_LENGTH, **options}
         found = dict(itertools.chain.from_iterable(self.batches_of_ids(encoded, config, **options)))
         return [found.get(row, []) for row in range(len(encoded))]
 
@@ -214,6 +205,8 @@ class TextToText(GenerationPipeline):
             DataError: For a wrong number of prefixes, phrases or lengths, and for unknown characters.
         """
         given = SourceArguments(**take_options(SourceArguments, options))
+        if given.max_source_length is not None:
+            check_source_lengths(encoded, given.max_source_length)
         config = self.resolve_config(config, target_length=given.target_length, **options)
         config = self._with_lengths(config, given.target_length, given.length_unit)
         strings = stop_strings(given.stop)
