@@ -98,12 +98,7 @@ class TextToText(GenerationPipeline):
 
     @classmethod
     def _from_checkpoint(
-        cls,
-        model: Transformer,
-        directory: Path,
-        *,
-        source_language: str | None = None,
-        target_language: str | None = None,
+        cls, model: Transformer, directory: Path, source_language: str | None = None, target_language: str | None = None
     ) -> Self:
         learned = model.config.positions == "learned"
         return cls(
