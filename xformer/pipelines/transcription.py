@@ -8,7 +8,6 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -358,10 +357,6 @@ class _Window(NamedTuple):
     samples: Any
     prefix: list[int]
     has_spaces: bool
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _mean_log_probability(output: Hypothesis) -> float:
