@@ -114,6 +114,9 @@ class Embedder(EncoderPipeline):
         default_prompt_name: Name of the prompt of calls that choose none.
         include_prompt: Pool the states of the prompt too.
 
+    Attributes:
+        num_features: Number of features of a vector, before it is truncated.
+
     Raises:
         ConfigError: For an unknown pooling or default prompt, dense layers whose features do not match, a
             max_length above the positions of the model, and a truncate_dim above the features of vectors.
@@ -141,24 +144,19 @@ class Embedder(EncoderPipeline):
         if pooling not in POOLINGS.values():
             raise ConfigError(f"pooling is {pooling!r}; expected 'mean', 'cls' or 'lasttoken'")
         self.pooling, self.normalize, self.include_prompt = pooling, normalize, include_prompt
-        self.dense, num_features = list(dense), model.config.d_model
+        self.dense = list(dense)
+        self.num_features: int = model.config.d_model
         for index, each in enumerate(self.dense):
             check_class(f"dense[{index}]", each, Dense)
-            if each.linear.weight.shape[0] != num_features:
-                shape = tuple(each.linear.weight.shape)
-                raise ConfigError(f"dense[{index}] has a weight of shape {shape}; expected {num_features} in_features")
-            num_features = each.linear.weight.shape[1]
+            shape, expected = tuple(each.linear.weight.shape), self.num_features
+            if shape[0] != expected:
+                raise ConfigError(f"dense[{index}] has a weight of shape {shape}; expected {expected} in_features")
+            self.num_features = shape[1]
         self.truncate_dim = self._check_dim(truncate_dim)
         self.prompts, self.default_prompt_name = dict(prompts or {}), default_prompt_name
         if isinstance(model, LanguageModel):
             self.attention_kinds = ("decoder",)
         self._prompt(None, default_prompt_name)
-
-    @property
-    def num_features(self) -> int:
-        """Number of features of a vector, before it is truncated."""
-        d_model: int = self.model.config.d_model
-        return self.dense[-1].linear.weight.shape[1] if self.dense else d_model
 
     @classmethod
     def _from_checkpoint(cls, model: Any, directory: Path) -> Self:

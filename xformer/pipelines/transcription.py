@@ -56,6 +56,10 @@ class Transcriber(Pipeline):
             Default: all heads of the second half of the layers.
         max_initial_timestamp: Latest first timestamp of a window, in seconds.
 
+    Attributes:
+        languages: Codes of the languages that the model knows.
+        window_length: Number of samples that the model reads at a time, 16,000 per second: 30 seconds for Whisper.
+
     Raises:
         CheckpointError: If the tokenizer does not fit the model.
         ConfigError: For alignment heads that the model does not have, and a negative or infinite max_initial_timestamp.
@@ -82,6 +86,11 @@ class Transcriber(Pipeline):
         self.max_initial_timestamp = float(max_initial_timestamp)
         self.defaults = GenerationConfig() if defaults is None else defaults
         self.multilingual = model.vocab_size > _ENGLISH_VOCABULARY if multilingual is None else multilingual
+        self.window_length = 2 * model.config.max_source_positions * HOP_LENGTH
+        self._first_timestamp = self._token("<|notimestamps|>") + 1
+        matches = filter(None, map(_LANGUAGE.fullmatch, tokenizer.added_tokens))
+        self._language_ids = {match[1]: self._token(match[0]) for match in matches}
+        self.languages = sorted(self._language_ids) if self.multilingual else ["en"]
 
     @classmethod
     def _from_checkpoint(cls, model: Any, directory: Path) -> Self:
@@ -96,16 +105,6 @@ class Transcriber(Pipeline):
             alignment_heads=values.get("alignment_heads"),
             max_initial_timestamp=index * _POSITION_LENGTH / SAMPLE_RATE if type(index) is int else 1.0,
         )
-
-    @property
-    def languages(self) -> list[str]:
-        """Codes of the languages that the model knows."""
-        return sorted(self._language_ids) if self.multilingual else ["en"]
-
-    @property
-    def window_length(self) -> int:
-        """Number of samples that the model reads at a time, 16,000 per second: 30 seconds for Whisper."""
-        return 2 * self.model.config.max_source_positions * HOP_LENGTH
 
     def __call__(
         self,
@@ -328,15 +327,6 @@ class Transcriber(Pipeline):
     def _text(self, tokens: Sequence[int]) -> str:
         # Timestamps are not special in all files.
         return self.tokenizer.decode([token for token in tokens if token < self._first_timestamp]).strip()
-
-    @property
-    def _first_timestamp(self) -> int:
-        return self._token("<|notimestamps|>") + 1
-
-    @property
-    def _language_ids(self) -> dict[str, int]:
-        matches = filter(None, map(_LANGUAGE.fullmatch, self.tokenizer.added_tokens))
-        return {match[1]: self._token(match[0]) for match in matches}
 
 
 class _Window(NamedTuple):

@@ -25,6 +25,7 @@ class BaseTokenizer(ABC):
     """Text to token ids and back, with a `tokenizers.Tokenizer`.
 
     Attributes:
+        model: Type of the tokens: "bpe", "words" or "characters"; for a public checkpoint e.g. "byte-level BPE".
         directory: Directory of the public checkpoint that the tokenizer belongs to, or its GGUF file; None for a
             tokenizer that xformer trained.
         adds_special_tokens: True if `encode` adds special tokens such as eos.
@@ -34,6 +35,7 @@ class BaseTokenizer(ABC):
         suppressed_ids: Ids that outputs never have.
     """
 
+    model: str
     directory: Path | None = None
     adds_special_tokens: ClassVar[bool] = True
     lowercase: bool = False
@@ -56,11 +58,6 @@ class BaseTokenizer(ABC):
     @abstractmethod
     def vocab_size(self) -> int:
         """Highest id plus 1."""
-
-    @property
-    @abstractmethod
-    def model(self) -> str:
-        """Type of the tokens, e.g. "bpe" or "byte-level BPE"."""
 
     @property
     def chat_templates(self) -> Mapping[str, str]:

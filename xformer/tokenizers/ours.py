@@ -46,7 +46,7 @@ class Tokenizer(BaseTokenizer):
         content = json.loads(inner.to_str())
         name = str(content["model"]["type"])
         lookup = "words" if content["decoder"] is None else "characters"
-        self._model = lookup if name == "WordLevel" else name.lower()
+        self.model = lookup if name == "WordLevel" else name.lower()
         self.lowercase = _is_lowercasing(content["normalizer"])
         # Text may contain an ordinary token of this name.
         separators = (each for each in content["added_tokens"] if each["content"] == SEPARATOR and each["special"])
@@ -116,11 +116,6 @@ class Tokenizer(BaseTokenizer):
         """Number of tokens, special ones included; ids are 0 to vocab_size - 1."""
         return int(self._inner.get_vocab_size())
 
-    @property
-    def model(self) -> str:
-        """Type of the tokens: "bpe", "words" or "characters"."""
-        return self._model
-
     def normalize(self, line: str) -> str:
         """Return the line in the tokenizer's Unicode form, lower-cased if `lowercase` is set.
 
@@ -151,7 +146,7 @@ class Tokenizer(BaseTokenizer):
         With "characters", `decode` returns `normalize(text)` exactly if every character is known. The other models
         treat the text as one line.
         """
-        if self._model != "characters":
+        if self.model != "characters":
             return self.encode(text)
         if not self._character_ids:
             self._character_ids = {token: i for token, i in self._inner.get_vocab().items() if len(token) == 1}
@@ -219,7 +214,7 @@ class Tokenizer(BaseTokenizer):
             received = f"phrase {phrase!r} has words with unknown characters: {', '.join(map(repr, unknown))}"
             raise DataError(f"{received}; expected words, or spellings, of the training text")
         text = " ".join(words)
-        inside = f" {text}" if self._model == "characters" else text
+        inside = f" {text}" if self.model == "characters" else text
         spellings = map(self.encode, (inside, text, self.normalize(text[0].title() + text[1:])))
         return [list(ids) for ids in dict.fromkeys(map(tuple, spellings)) if UNK_ID not in ids]
 

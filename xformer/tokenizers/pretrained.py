@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -91,7 +91,9 @@ class PretrainedTokenizer(BaseTokenizer):
         key = "clean_up_tokenization_spaces" + ("_for_bpe_even_though_it_will_corrupt_output" if is_bpe else "")
         self.cleans_up_spaces: bool = bool(settings.get("clean_up_tokenization_spaces") and settings.get(key))
         self._settings, self.directory, self._vocab, self.eos_ids = settings, directory, vocab, eos_ids
-        self._vocab_size = vocab_size
+        if vocab_size is not None:
+            self.vocab_size = vocab_size
+        self.model = f"{'byte-level ' if 'ByteLevel' in self._decoder_types else ''}{type(inner.model).__name__}"
         self._tokens = None if vocab is None else {index: token for token, index in vocab.items()}
         self._special = {name: token for name in ROLES if isinstance(token := settings.get(f"{name}_token"), str)}
         named = {*self._special.values(), *extra_tokens(settings)}
@@ -102,17 +104,14 @@ class PretrainedTokenizer(BaseTokenizer):
         self.target: PretrainedTokenizer = self if target is None else target
         self.forced_bos_id: int | None = None
         self.source_language: str | None = None
-        self._templates: dict[str, str] | None = None
 
     # --- Vocabulary ---------------------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def vocab_size(self) -> int:
         """Highest id plus 1. The embedding of the model may have more rows."""
-        if self._vocab_size is not None:
-            return self._vocab_size
-        ids = self._inner.get_vocab().values() if self._vocab is None else self._vocab.values()
-        return 1 + max(ids, default=-1)
+        ids = self._inner.get_vocab() if self._vocab is None else self._vocab
+        return 1 + max(ids.values(), default=-1)
 
     @property
     def model_max_length(self) -> int | None:
@@ -145,13 +144,6 @@ class PretrainedTokenizer(BaseTokenizer):
     def added_tokens(self) -> list[str]:
         """Tokens that are found in a text before it is split, in the order of their ids."""
         return [token.content for _, token in sorted(self._inner.get_added_tokens_decoder().items())]
-
-    @property
-    def model(self) -> str:
-        """Type of the model, e.g. "byte-level BPE", "Unigram" or "WordPiece"."""
-        content = json.loads(self._inner.to_str())
-        decoder = json.dumps(content["decoder"])
-        return f"{'byte-level ' if 'ByteLevel' in decoder else ''}{content['model']['type']}"
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -315,12 +307,10 @@ class PretrainedTokenizer(BaseTokenizer):
 
     # --- Chats --------------------------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def chat_templates(self) -> dict[str, str]:
         """Chat templates by name; the main one is "default". Empty for a checkpoint without templates."""
-        if self._templates is None:
-            self._templates = read_chat_templates(self.directory, self._settings)
-        return self._templates
+        return read_chat_templates(self.directory, self._settings)
 
     def apply_chat_template(
         self, messages: Messages, *, add_generation_prompt: bool = True, template: str = "default", **variables: Any
