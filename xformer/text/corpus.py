@@ -21,8 +21,6 @@ from typing import IO, Any, NamedTuple
 from xformer.errors import DataError
 from xformer.io import StrPath
 
-PathName = StrPath
-
 # Far above any sentence; a longer line means that the file does not have one sentence per line.
 MAX_CHARACTERS = 100_000
 _CHUNK_LINES = 10_000
@@ -80,7 +78,7 @@ def one_line(text: str) -> str:
 
 
 def iter_lines(
-    file: IO[bytes], name: PathName, *, max_characters: int = MAX_CHARACTERS, first_number: int = 1
+    file: IO[bytes], name: StrPath, *, max_characters: int = MAX_CHARACTERS, first_number: int = 1
 ) -> Iterator[str]:
     """Yield the lines of a binary file, such as `sys.stdin.buffer`, as they arrive, without their line ends.
 
@@ -113,7 +111,7 @@ def iter_lines(
         yield line
 
 
-def _reject_binary_formats(raw: bytes, name: PathName) -> None:
+def _reject_binary_formats(raw: bytes, name: StrPath) -> None:
     """Raise DataError for gzip and UTF-16 files, the most frequent mistakes."""
     if raw.startswith(b"\x1f\x8b"):
         raise DataError(f"{name} is gzip-compressed; expected UTF-8 text; unpack it first (gunzip)")
@@ -121,7 +119,7 @@ def _reject_binary_formats(raw: bytes, name: PathName) -> None:
         raise DataError(f"{name} is UTF-16; expected UTF-8; convert it with: iconv -f UTF-16 -t UTF-8")
 
 
-def _decode(raw: bytes, name: PathName, number: int) -> str:
+def _decode(raw: bytes, name: StrPath, number: int) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -132,7 +130,7 @@ def _decode(raw: bytes, name: PathName, number: int) -> str:
 
 
 @contextlib.contextmanager
-def open_text(path: PathName) -> Iterator[IO[bytes]]:
+def open_text(path: StrPath) -> Iterator[IO[bytes]]:
     """Open a file; raise DataError if it cannot be read."""
     try:
         with Path(path).open("rb") as file:
@@ -142,12 +140,12 @@ def open_text(path: PathName) -> Iterator[IO[bytes]]:
         raise DataError(f"cannot read {path}: {reason}; expected a UTF-8 text file; check the path") from error
 
 
-def is_empty(path: PathName) -> DataError:
+def is_empty(path: StrPath) -> DataError:
     """Return the error for an empty file."""
     return DataError(f"{path} is empty; expected UTF-8 text, one sentence per line")
 
 
-def read_lines(path: PathName, *, max_characters: int = MAX_CHARACTERS) -> list[str]:
+def read_lines(path: StrPath, *, max_characters: int = MAX_CHARACTERS) -> list[str]:
     """Read a UTF-8 file of one sentence per line.
 
     Blank lines are kept, so that line numbers hold. A byte-order mark at the start and a carriage return at the end of
@@ -168,7 +166,7 @@ def read_lines(path: PathName, *, max_characters: int = MAX_CHARACTERS) -> list[
     return lines
 
 
-def read_text(path: PathName) -> str:
+def read_text(path: StrPath) -> str:
     """Read a UTF-8 file as one text, line ends included, for language models.
 
     A byte-order mark at the start and the carriage return of a line end are dropped.
@@ -195,7 +193,7 @@ class TextPart:
     """
 
     def __init__(
-        self, paths: Sequence[PathName], start: int = 0, stop: int | None = None, size: int = _TEXT_SIZE
+        self, paths: Sequence[StrPath], start: int = 0, stop: int | None = None, size: int = _TEXT_SIZE
     ) -> None:
         self.paths, self.start, self.size = paths, start, size
         self.stop = sum(map(len, self._pieces())) if stop is None else stop
@@ -231,7 +229,7 @@ class TextPart:
         yield text
 
 
-def _read_blocks(path: PathName, size: int) -> Iterator[str]:
+def _read_blocks(path: StrPath, size: int) -> Iterator[str]:
     """Yield lines of a file, with their ends, joined to about `size` characters."""
     number = 1
     with open_text(path) as file:
@@ -245,7 +243,7 @@ def _read_blocks(path: PathName, size: int) -> Iterator[str]:
 
 
 def read_parallel(
-    source_path: PathName, target_path: PathName, *, max_characters: int = MAX_CHARACTERS
+    source_path: StrPath, target_path: StrPath, *, max_characters: int = MAX_CHARACTERS
 ) -> ParallelCorpus:
     """Read two files in which line n of one translates line n of the other.
 
@@ -275,7 +273,7 @@ class ParallelFiles:
     """
 
     def __init__(
-        self, sources: Sequence[PathName], targets: Sequence[PathName], *, max_characters: int = MAX_CHARACTERS
+        self, sources: Sequence[StrPath], targets: Sequence[StrPath], *, max_characters: int = MAX_CHARACTERS
     ) -> None:
         if len(sources) != len(targets):
             raise DataError(f"got {len(sources)} source and {len(targets)} target files; expected equal numbers")
@@ -377,7 +375,7 @@ class LineChunk(NamedTuple):
         return list(iter_lines(io.BytesIO(data), self.path, max_characters=len(data), first_number=number))
 
 
-def line_chunks(path: PathName, chunk_lines: int) -> list[LineChunk]:
+def line_chunks(path: StrPath, chunk_lines: int) -> list[LineChunk]:
     """Return the chunks of a file of UTF-8 text, found in one pass over it with the memory of the text of a chunk.
 
     Args:
