@@ -1,3 +1,4 @@
+import functools
 import random
 
 import pytest
@@ -5,7 +6,11 @@ import pytest
 from xformer.data.demo_tasks import english, german, numbers_task
 from xformer.errors import ConfigError, DataError
 
-NUMBER_OF = {english(number): number for number in range(100_000)}
+
+@functools.cache
+def numbers() -> dict[str, int]:
+    """Return the numbers by their English names, which takes a second."""
+    return {english(number): number for number in range(100_000)}
 
 
 def sources(task):
@@ -33,10 +38,10 @@ def test_the_seed_decides_the_task():
 
 def test_numbers_are_spelled_in_both_languages():
     task = numbers_task(num_train=700, num_valid=50, num_test=250, largest=999)
-    everything = [NUMBER_OF[line] for split in (task.train, task.valid, task.test) for line in split.source]
+    everything = [numbers()[line] for split in (task.train, task.valid, task.test) for line in split.source]
     assert sorted(everything) == list(range(1000))
     for split in (task.train, task.valid, task.test):
-        assert split.target == [german(NUMBER_OF[line]) for line in split.source]
+        assert split.target == [german(numbers()[line]) for line in split.source]
 
 
 def test_empty_splits_are_refused():
