@@ -85,8 +85,8 @@ def with_paths(session: nox.Session, *default: str) -> list[str]:
 @nox.session(reuse_venv=True)
 def tests(session: nox.Session) -> None:
     """Run tests and doctests; `-- -m ""` includes the slow ones, XFORMER_TEST_TORCH=0 omits torch."""
-    session.install("-e", ".[cli,serve]", *group("test"))
-    session.install(JAX, *([] if os.environ.get("XFORMER_TEST_TORCH") == "0" else [TORCH]))
+    libraries = [JAX] if os.environ.get("XFORMER_TEST_TORCH") == "0" else [JAX, TORCH]
+    session.install("-e", ".[cli,serve]", *group("test"), *libraries)
     install_if_available(session, "mlx[cpu]")
     if shutil.which("chromium"):  # tests of the explorer drive it
         install_if_available(session, PLAYWRIGHT)
@@ -402,11 +402,12 @@ def notebook(session: nox.Session) -> None:
 def build(session: nox.Session) -> None:
     """Build wheel, sdist and software bill of materials into dist/, and import the wheel with its requirements only."""
     shutil.rmtree("dist", ignore_errors=True)
-    session.install("build", "twine", "cyclonedx-bom>=7")
+    session.install("build", "twine", "cyclonedx-bom>=7", *PYPROJECT["build-system"]["requires"])
     # The wheel, which is built from the sdist, takes the library of the checkout if it is that of the same sources.
     library = Path("xformer", "native", "libxformer.so").resolve()
     session.run("python", "xformer/native/build.py", "--all", success_codes=[0, 1])  # without a compiler, it is pure
-    session.run("python", "-m", "build", "--outdir", "dist", env={"XFORMER_NATIVE_LIBRARY": str(library)})
+    command = ["python", "-m", "build", "--no-isolation", "--outdir", "dist"]  # the session "install" isolates
+    session.run(*command, env={"XFORMER_NATIVE_LIBRARY": str(library)})
     session.run("python", "-m", "twine", "check", "--strict", *map(str, Path("dist").iterdir()))
     (wheel,) = Path("dist").glob("*.whl")
     environment = Path(session.create_tmp()) / "wheel"
