@@ -275,9 +275,6 @@ class OnnxNamespace(Library, library="onnx"):
     def zeros_like(self, x: Tracer) -> Tracer:
         return self.zeros(x.shape, dtype=x.dtype)
 
-    def ones_like(self, x: Tracer) -> Tracer:
-        return self.ones(x.shape, dtype=x.dtype)
-
     # --- elementwise
 
     abs, exp, log, sqrt = map(_unary, (op.abs, op.exp, op.log, op.sqrt))
