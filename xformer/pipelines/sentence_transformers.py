@@ -195,8 +195,6 @@ def _read_modules(directory: Path) -> list[dict[str, Any]]:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise CheckpointError(f"{path} is not a list of modules")
-    if unknown := [module for module in modules if _kind(module) not in _MODULES]:
-        raise CheckpointError(f"{path} has the module {unknown[0].get('type')}, which xformer does not have")
     kinds = [_kind(module) for module in modules]
     if modules and not re.fullmatch("Transformer Pooling( Dense)*( Normalize)?", " ".join(kinds)):
         raise CheckpointError(f"{path} has {', '.join(kinds)}; expected {', '.join(_MODULES)}, in this order")
