@@ -239,7 +239,8 @@ def check_number(name: str, value: Any, **bounds: float) -> None:
     """Raise ConfigError unless a value is a finite number within bounds, which have the names of those of `option`."""
     if isinstance(value, bool) or not isinstance(value, Real) or not _is_valid(float(value), {"bounds": bounds}):
         expected = describe_values({"bounds": bounds}) or "a finite number"
-        raise ConfigError(f"{name} is {value!r}; expected {'a number of ' * expected.startswith('at ')}{expected}")
+        kind = "a number of " if expected.startswith("at ") else ""
+        raise ConfigError(f"{name} is {value!r}; expected {kind}{expected}")
 
 
 def check_bool(name: str, value: Any) -> bool:

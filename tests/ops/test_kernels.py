@@ -154,6 +154,8 @@ def test_explain_refuses_unknown_options():
     x = np.ones((2, 4), "float32")
     with raises_line(ConfigError, r"^explain\('layer_norm'\) got the options epsilon, other; expected epsilon$"):
         ops.explain("layer_norm", x, x[0], x[0], epsilon=1e-5, other=1)
+    with raises_line(ConfigError, r"got the options temprature; expected temperature, top_k, top_p, min_p$"):
+        ops.explain("choose", x, x[:, 0], temprature=0.5)
 
 
 def test_libraries_without_kernels_run_the_portable_definition():

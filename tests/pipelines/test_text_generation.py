@@ -72,8 +72,11 @@ def test_samples_depend_on_seed_and_prompt_only(generator):
     for number, prompt in enumerate(PROMPTS):
         ((alone,),) = generator.outputs([prompt], first_index=number, max_new_tokens=30, seed=1)
         assert alone.tokens == together[number][0].tokens
-    small = generator.outputs(PROMPTS, max_new_tokens=30, seed=1, batch_tokens=1)
+    indices = set()
+    options = {"batch_tokens": 1, "on_text": lambda index, text, tokens: indices.add(index)}
+    small = generator.outputs(PROMPTS, max_new_tokens=30, seed=1, **options)
     assert [each[0].tokens for each in small] == [each[0].tokens for each in together]
+    assert indices == {*range(len(PROMPTS))}
 
 
 def test_several_texts_are_sorted_by_probability(generator):

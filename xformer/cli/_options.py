@@ -100,7 +100,7 @@ class CommonOptions(Config):
     reproducible: bool = option(default=False)
 
 
-# Those of a parameter of a command.
+# Options that a command receives as a dictionary, by the name of its parameter.
 GROUPS: dict[str, tuple[str, ...]] = {
     "loading": ("backend", "quantize"),
     "resuming": ("logger", "distributed"),

@@ -1,4 +1,4 @@
-"""`GGUFFile`: a GGUF file of llama.cpp, with the config.json of a family and a table of its own of tensors.
+"""`GGUFFile`: a GGUF file of llama.cpp, with the config.json of a family and its own table of tensors.
 
 The format is specified in docs/gguf.md of ggml. The header is read here, because the GGUFReader of the package gguf
 makes several arrays for every token of the vocabulary: seconds, and 170 MB for 49,000 tokens.

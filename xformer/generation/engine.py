@@ -59,7 +59,7 @@ class Search(Future[Any]):
             self.fail(error)
 
     def fail(self, error: BaseException | None) -> None:
-        """End the search by an error, or without one and a result, unless it has ended."""
+        """End the search, unless it has ended: `result` raises the error, or returns None if there is none."""
         if not self.done():
             self.pending = None
             self.set_exception(error)

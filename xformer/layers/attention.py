@@ -11,7 +11,7 @@ from typing import Any, Never
 from xformer import hints, masks, native
 from xformer.backends import Array, array_namespace, device, dtype_name, extra
 from xformer.backends.arrays import is_of_numpy
-from xformer.config import check_bool, check_count, check_heads
+from xformer.config import check_bool, check_count, check_heads, with_parameters_of
 from xformer.errors import ConfigError, ShapeError, check_arguments, unknown_argument
 from xformer.layers.basic import Dropout, Init, Linear, Norm, as_dtype_of, initializer
 from xformer.layers.cache import KVCache
@@ -221,6 +221,7 @@ class MultiHeadAttention(Module):
         merged = merge_heads(named(self, "heads", self._heads(q, key, cache.value, mask, None, None, edits=edits)))
         return named(self, "output", self.output(xp.reshape(merged, (rows, queries, merged.shape[-1]))))
 
+    @with_parameters_of(__call__)
     def weights(self, *inputs: Array, **options: Any) -> Array:
         """Return the attention weights of each head, for inspection: (batch, heads, queries, keys).
 

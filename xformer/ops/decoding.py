@@ -24,12 +24,22 @@ def _logsumexp(x: Array, *, save: bool) -> tuple[tuple[Array, Array], Any]:
     return (top, xp.log(xp.sum(xp.exp(x - top), axis=-1, keepdims=True, dtype=x.dtype))), None
 
 
-def _choose(logits: Array, uniforms: Array | None, *, save: bool, **settings: Any) -> tuple[Array, Any]:
+def _choose(
+    logits: Array,
+    uniforms: Array | None,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    save: bool,
+) -> tuple[Array, Any]:
     xp = array_namespace(logits)
     if uniforms is None:
         chosen = xp.argmax(logits, axis=-1, keepdims=True)
     else:
-        chosen = xp.expand_dims(draw(truncate(logits, **settings), uniforms), axis=-1)
+        kept = truncate(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        chosen = xp.expand_dims(draw(kept, uniforms), axis=-1)
     log_probs = log_softmax(logits, xp.take_along_axis(logits, chosen, axis=-1))
     return xp.concat([xp.astype(chosen, log_probs.dtype), log_probs], axis=-1), None
 

@@ -603,7 +603,7 @@ def explain(call: str | Callable[[], Any], *arrays: Any, save: bool = False, **o
     parameters = inspect.signature(operation.definition.forward).parameters.values()
     known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "save"]
     try:
-        if not {*options} <= {*known} and not any(each.kind is each.VAR_KEYWORD for each in parameters):
+        if not {*options} <= {*known}:
             raise TypeError("an unknown option")
         with (library.other_device and library.other_device(arrays)) or contextlib.nullcontext():
             kernel = operation.select(library, arrays, options, dtype, save=save)

@@ -36,7 +36,7 @@ class SearchOptions(Config):
 
 
 class SearchArguments(Config):
-    """Arguments of all pipelines that generate text, which may differ between texts or not be written as text.
+    """Arguments of all pipelines that generate text, in addition to the fields of `GenerationConfig`.
 
     Args:
         sequence_bias: Words and phrases to favor: a list for all texts, or a list for each.
@@ -102,17 +102,16 @@ class SpeechOptions(Config):
         language: Code of the spoken language, e.g. de; default: the one that the model detects in the first 30 seconds
             of each audio.
         task: Write the spoken language, or translate to English.
-        timestamps: Return a `Transcription` with the times of segments, or of words too.
-        temperature: Temperature of sampling, 0 for the most probable tokens. Repeat it, as in (0.0, 0.4, 0.8): the next
-            one is used for windows with speech whose output fails a threshold.
+        timestamps: Times of segments, or of words too; default: none in texts, those of segments in other formats.
+        temperature: Temperature of sampling, 0 for the most probable tokens; repeatable: the next one is used for
+            windows with speech whose output repeats itself or is improbable. Default: that of the model's settings.
         compression_ratio_threshold: Largest factor by which zlib shrinks the tokens of an output, as in transformers;
-            repetitions have a larger one.
-        logprob_threshold: Least mean log-probability of the tokens of an output.
+            repetitions have a larger one. None for any.
+        logprob_threshold: Least mean log-probability of the tokens of an output; None for any.
         no_speech_threshold: Largest probability that nobody speaks. A window with a larger one, whose output fails
-            logprob_threshold, has no text.
+            logprob_threshold, has no text. None for any.
         batch_size: Windows of 30 seconds that are transcribed at a time, with timestamps one of each audio. On NumPy
             each core runs one batch.
-        seed: Seed of sampling.
     """
 
     language: str | None = option(default=None, panel="Speech")
@@ -123,4 +122,3 @@ class SpeechOptions(Config):
     logprob_threshold: float | None = option(default=-1.0)
     no_speech_threshold: float | None = option(default=0.6)
     batch_size: int = option(default=8, at_least=1)
-    seed: int = option(default=0)

@@ -112,6 +112,7 @@ class Transcriber(Pipeline):
         config: GenerationConfig | None = None,
         *,
         sample_rate: int = SAMPLE_RATE,
+        seed: int = 0,
         progress: Callable[[float, float], None] | None = None,
         on_segment: Callable[[Segment, str], None] | None = None,
         **options: Any,
@@ -122,12 +123,13 @@ class Transcriber(Pipeline):
             audio: Path of a WAV file, or floats (samples,) of one channel; or a list of these.
             config: Settings of generation. Default: those of the checkpoint.
             sample_rate: Samples per second of arrays; files have their own.
+            seed: Seed of sampling.
             progress: Function that receives the seconds that are done and all seconds of the audio, as it proceeds.
             on_segment: Function that receives each segment as soon as it is known, and what it adds to the text.
             **options: Fields of `SpeechOptions`, and fields of `GenerationConfig` that replace those of the config.
 
         Returns:
-            The text, or a `Transcription`; for a list a list of them.
+            The text, or with `timestamps` a `Transcription`; for a list a list of them.
 
         Raises:
             DataError: For a file that is not a WAV file, and for invalid samples.
@@ -146,7 +148,7 @@ class Transcriber(Pipeline):
         signals = [read_samples(each, sample_rate) for each in sources]
         languages = [language or self._detected(signal) for signal in signals]
         has_spaces = [code not in WITHOUT_SPACES or task == "translate" for code in languages]
-        run = functools.partial(self._decode, configs=configs, speech=speech)
+        run = functools.partial(self._decode, configs=configs, speech=speech, rng=Rng(seed))
         length = self.window_length
         windows: list[_Window] = []
         for index, signal in enumerate(signals):
@@ -207,7 +209,7 @@ class Transcriber(Pipeline):
     # --- Windows ------------------------------------------------------------------------------------------------------
 
     def _decode(
-        self, batch: list[_Window], configs: list[GenerationConfig], speech: SpeechOptions
+        self, batch: list[_Window], configs: list[GenerationConfig], speech: SpeechOptions, rng: Rng
     ) -> list[tuple[list[Segment], int]]:
         """Return the segments of each window, and the sample at which the next window begins."""
         latest = self.max_initial_timestamp * SAMPLE_RATE / _POSITION_LENGTH
@@ -224,7 +226,7 @@ class Transcriber(Pipeline):
                 config,
                 prefix=[prefixes[i] for i in waiting],
                 logits_processors=[] if speech.timestamps is None else [rules],
-                rng=Rng(speech.seed).fold_in("temperature", attempt) if attempt else Rng(speech.seed),
+                rng=rng.fold_in("temperature", attempt) if attempt else rng,
                 indices=[batch[i].number for i in waiting],
             )
             for i, (output, *_) in zip(waiting, found, strict=True):
