@@ -103,7 +103,7 @@ def process_file(
     """Process a large file in chunks, merge their outputs, and return the sums of their counts.
 
     Args:
-        function: Processes a chunk.
+        function: The function of chunks.
         source: File to read.
         output: File to write.
         options: Options of the corpus.

@@ -166,7 +166,8 @@ class TextGenerator(GenerationPipeline):
                 temperature 0.8 from the 200 most probable tokens; public checkpoints follow their
                 generation_config.json. A field that replaces one of these defaults leaves the others; num_beams above 1
                 and do_sample=False turn sampling off.
-            **options: Fields of `PromptArguments`, and fields of `GenerationConfig` that replace those of the config.
+            **options: The seed, fields of `PromptArguments`, and fields of `GenerationConfig` that replace those of the
+                config.
 
         Raises:
             DataError: For a prompt with unknown characters.
