@@ -73,7 +73,7 @@ class SourceArguments(SearchArguments):
     """
 
     prefix: str | Sequence[str] | Sequence[Sequence[int]] | None = option(default=None)
-    target_length: Any = option(default=None)
+    target_length: int | Sequence[int] | None = option(default=None)
     length_unit: str = option(default="tokens", choices=("tokens", "words"))
     align: bool = option(default=False)
     max_source_length: int | None = option(default=None, at_least=1)
