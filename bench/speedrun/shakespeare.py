@@ -20,7 +20,7 @@ from names import START  # when the process started
 RECIPE = Path(__file__).parents[2] / "docs" / "recipes" / "tinyshakespeare-speedrun.toml"
 HEADS, LENGTH, BATCH, RATE, WARMUP, DECAY = 4, 128, 8, 0.01, 100, 0.1
 BETA1, BETA2, EPSILON, MOMENTUM = 0.9, 0.98, 1e-9, 0.95
-NORMS = "self_attention_residual.norm.weight", "feed_forward_residual.norm.weight"
+NORMS = "self_attention_residual.norm", "feed_forward_residual.norm"
 LEFT = {"torch": 3.0, "torch-compile": 4.0, "jax": 4.0}  # seconds kept for the validation of 111,540 characters
 
 
@@ -79,20 +79,23 @@ def run_torch(options: Any, train: np.ndarray, held_out: np.ndarray, size: int) 
         first, second = x.chunk(2, -1)
         return x * cos + torch.cat((-second, first), -1) * sin
 
+    def norm(x: Any, w: Any, name: str) -> Any:
+        return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], 1e-5)
+
     def loss_fn(tokens: Any) -> Any:
         x = F.embedding(tokens[:, :-1], p["embedding.weight"]) * d**0.5
         for i in range(layers):
             w = {name.removeprefix(f"layers.{i}."): x for name, x in p.items() if name.startswith(f"layers.{i}.")}
-            n = F.rms_norm(x, (d,), w[NORMS[0]], 1e-5)
+            n = norm(x, w, NORMS[0])
             q, k, v = ((n @ w[f"self_attention.{name}.weight"]).unflatten(-1, (HEADS, -1)).transpose(1, 2)
                        for name in ("query", "key", "value"))  # fmt: skip
-            q, k = (turn(F.rms_norm(y, (d // HEADS,), w[f"self_attention.{name}_norm.weight"], 1e-5))
+            q, k = (turn(norm(y, w, f"self_attention.{name}_norm"))
                     for y, name in ((q, "query"), (k, "key")))  # fmt: skip
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
             x = x + y @ w["self_attention.output.weight"]
-            n = F.rms_norm(x, (d,), w[NORMS[1]], 1e-5)
+            n = norm(x, w, NORMS[1])
             x = x + F.relu(n @ w["feed_forward.up.weight"]).square() @ w["feed_forward.down.weight"]
-        logits = F.rms_norm(x, (d,), p["norm.weight"], 1e-5) @ p["embedding.weight"].T
+        logits = norm(x, p, "norm") @ p["embedding.weight"].T
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     weights, others = ([x for x in p.values() if (x.ndim == 2) == is_weight] for is_weight in (True, False))
@@ -138,8 +141,8 @@ def run_jax(options: Any, train: np.ndarray, held_out: np.ndarray, size: int) ->
     d = arrays["embedding.weight"].shape[1]
     cos, sin = (jnp.asarray(f(angles(d // HEADS)), jnp.float32)[:, None] for f in (np.cos, np.sin))
 
-    def norm(x: Any, weight: Any) -> Any:
-        return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5) * weight
+    def norm(x: Any, w: Any, name: str) -> Any:
+        return jax.nn.standardize(x, epsilon=1e-5) * w[f"{name}.weight"] + w[f"{name}.bias"]
 
     def turn(x: Any) -> Any:
         first, second = jnp.split(x, 2, -1)
@@ -149,15 +152,15 @@ def run_jax(options: Any, train: np.ndarray, held_out: np.ndarray, size: int) ->
         x = p["embedding.weight"][tokens[:, :-1]] * d**0.5
         for i in range(layers):
             w = {name.removeprefix(f"layers.{i}."): x for name, x in p.items() if name.startswith(f"layers.{i}.")}
-            n = norm(x, w[NORMS[0]])
+            n = norm(x, w, NORMS[0])
             q, k, v = ((n @ w[f"self_attention.{name}.weight"]).reshape(*n.shape[:2], HEADS, -1)
                        for name in ("query", "key", "value"))  # fmt: skip
-            q, k = (turn(norm(y, w[f"self_attention.{name}_norm.weight"])) for y, name in ((q, "query"), (k, "key")))
+            q, k = (turn(norm(y, w, f"self_attention.{name}_norm")) for y, name in ((q, "query"), (k, "key")))
             y = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape)
             x = x + y @ w["self_attention.output.weight"]
-            n = norm(x, w[NORMS[1]])
+            n = norm(x, w, NORMS[1])
             x = x + jax.nn.relu(n @ w["feed_forward.up.weight"]) ** 2 @ w["feed_forward.down.weight"]
-        logits = jax.nn.log_softmax(norm(x, p["norm.weight"]) @ p["embedding.weight"].T)
+        logits = jax.nn.log_softmax(norm(x, p, "norm") @ p["embedding.weight"].T)
         return -jnp.mean(jnp.take_along_axis(logits, tokens[:, 1:, None], -1))
 
     def muon(weight: Any, g: Any, momentum: Any, rate: Any) -> Any:
