@@ -171,6 +171,19 @@ def with_fields(function: Callable[..., Any], config: type[Config]) -> inspect.S
     return inspect.Signature([*own, *inspect.signature(config).parameters.values()])
 
 
+def with_options(config: type[Config]) -> Callable[[Function], Function]:
+    """Let a method, among whose `**options` are the fields of a configuration, show them in its signature."""
+
+    def decorate(method: Function) -> Function:
+        signature = inspect.signature(method)
+        *own, others = signature.parameters.values()
+        parameters = [*own, *inspect.signature(config).parameters.values(), others]
+        method.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return method
+
+    return decorate
+
+
 def with_parameters_of(function: Any) -> Callable[[Function], Function]:
     """Let a function that only passes its arguments on show the signature of another function, or of a class."""
 

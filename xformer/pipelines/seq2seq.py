@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from xformer.config import check_count, take_options
+from xformer.config import check_count, take_options, with_options
 from xformer.data.token_rows import fill_batches
 from xformer.errors import ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
@@ -123,6 +123,7 @@ class TextToText(GenerationPipeline):
         """Default maximum length of an output, in tokens; None: twice the source plus 20."""
         return None
 
+    @with_options(SourceArguments)
     def outputs(self, texts: Sequence[str], config: GenerationConfig | None = None, **options: Any) -> Outputs:
         """Generate outputs with their scores; none for a blank text.
 
@@ -184,6 +185,7 @@ class TextToText(GenerationPipeline):
 
         return run()
 
+    @with_options(SourceArguments)
     def tasks(
         self, encoded: Sequence[Sequence[int]], config: GenerationConfig | None = None, *, seed: int = 0, **options: Any
     ) -> Callable[[list[int]], Task[list[Result]]]:

@@ -11,7 +11,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
-from xformer.config import check_count, take_options
+from xformer.config import check_count, take_options, with_options
 from xformer.errors import ConfigError, DataError
 from xformer.families.run_directory import RunDirectory
 from xformer.generation import GenerationConfig, PrefixCache
@@ -154,6 +154,7 @@ class TextGenerator(GenerationPipeline):
         """True if the chat template writes tools."""
         return has_tools(self.tokenizer)
 
+    @with_options(PromptArguments)
     def outputs(  # type: ignore[override]
         self, prompts: Sequence[Prompt], config: GenerationConfig | None = None, **options: Any
     ) -> Outputs:
@@ -176,6 +177,7 @@ class TextGenerator(GenerationPipeline):
         tasks = self.tasks(prompts, config, **{"batch_tokens": DEFAULT_BATCH_TOKENS, **options})
         return [each for batch in self._run_batches(run_task, tasks) for each in batch]
 
+    @with_options(PromptArguments)
     def search_task(
         self, prompts: Sequence[Prompt], config: GenerationConfig | None = None, **options: Any
     ) -> Task[Outputs]:
@@ -186,6 +188,7 @@ class TextGenerator(GenerationPipeline):
         (task,) = self.tasks(prompts, config, **{**options, "batch_tokens": None})
         return task
 
+    @with_options(PromptArguments)
     def tasks(
         self, prompts: Sequence[Prompt], config: GenerationConfig | None = None, *, seed: int = 0, **options: Any
     ) -> list[Task[Outputs]]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from xformer.backends import to_host
-from xformer.config import check_number, take_options
+from xformer.config import check_number, take_options, with_options
 from xformer.data.audio import HOP_LENGTH, SAMPLE_RATE, log_mel_spectrogram, read_samples, split_at_pauses
 from xformer.errors import CheckpointError, ConfigError, nearest_hint
 from xformer.generation import GenerationConfig, Hypothesis, generate
@@ -106,6 +106,7 @@ class Transcriber(Pipeline):
             max_initial_timestamp=index * _POSITION_LENGTH / SAMPLE_RATE if type(index) is int else 1.0,
         )
 
+    @with_options(SpeechOptions)
     def __call__(
         self,
         audio: AudioSource | Sequence[AudioSource],
