@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+import operator
 import re
 from typing import Any
 
@@ -34,9 +35,12 @@ class SharedParameters(griffe.Extension):
     """Give functions that pass their arguments on the parameters that `help` shows."""
 
     def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
-        """Replace the parameters of a function with the decorator `with_parameters_of`."""
-        if any(str(decorator.value).startswith("with_parameters_of(") for decorator in func.decorators):
-            signature = inspect.signature(getattr(importlib.import_module(func.module.path), func.name))
+        """Replace the parameters of a function or method with one of the decorators of xformer.config."""
+        names = ("with_parameters_of(", "with_options(")
+        if any(str(decorator.value).startswith(names) for decorator in func.decorators):
+            name = func.path.removeprefix(f"{func.module.path}.")
+            function = operator.attrgetter(name)(importlib.import_module(func.module.path))
+            signature = inspect.signature(function)
             func.parameters = griffe.Parameters(*map(_parameter, signature.parameters.values()))
 
 

@@ -120,7 +120,7 @@ class TensorBoard(Logger):
 
     Args:
         directory: Directory of the event files; created if necessary.
-        **options: `samples`, `figures` and `every`, as for `Logger`.
+        samples: As for `Logger`, with `figures` and `every`.
 
     Raises:
         BackendError: If tensorboardX is not installed.
@@ -190,7 +190,7 @@ class MLflow(_RunLogger):
         experiment: Name of the experiment; created if necessary.
         run_name: Name of the run. Default: MLflow chooses one.
         tracking_uri: Server, directory or database. Default: that of MLflow, MLFLOW_TRACKING_URI.
-        **options: `samples`, `figures` and `every`, as for `Logger`.
+        samples: As for `Logger`, with `figures` and `every`.
 
     Raises:
         BackendError: If mlflow is not installed.
@@ -251,7 +251,7 @@ class WeightsAndBiases(_RunLogger):
         run_name: Name of the run. Default: the service chooses one.
         directory: Directory of local files. Default: that of wandb.
         mode: "online", "offline" or "disabled". Default: that of wandb, WANDB_MODE.
-        **options: `samples`, `figures` and `every`, as for `Logger`.
+        samples: As for `Logger`, with `figures` and `every`.
 
     Raises:
         BackendError: If wandb is not installed.
