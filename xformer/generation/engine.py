@@ -59,7 +59,7 @@ class Search(Future[Any]):
             self.fail(error)
 
     def fail(self, error: BaseException | None) -> None:
-        """End the search, unless it has ended: `result` raises the error, or returns None if there is none."""
+        """End the search, unless it has ended: `result` then raises the error, or returns None if that is None."""
         if not self.done():
             self.pending = None
             self.set_exception(error)

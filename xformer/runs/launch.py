@@ -282,7 +282,7 @@ def _given(values: Mapping[str, Any], settings: Mapping[str, Any], **needed: str
 
 @dataclass(frozen=True)
 class _Launch:
-    """How to train: the arguments that all functions have; see `train`."""
+    """The arguments that all training functions have; see `train`."""
 
     xp: Any
     distributed: str | None

@@ -157,7 +157,7 @@ class CapturedGraph:
         try:
             arena.call(self._function)
             reason = None
-        except Exception as error:  # noqa: BLE001 # the libraries have classes of their own
+        except Exception as error:  # noqa: BLE001 # errors of the libraries have no common class
             reason = one_line(error)
         finally:  # also after Ctrl-C: what follows would be captured for good
             try:

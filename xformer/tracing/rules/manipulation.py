@@ -42,7 +42,7 @@ def _roll(xp: Any, g: Any, shift: Any = 0, *, axis: Any = None) -> Any:
 
 
 def _tile(xp: Any, g: Any, x_shape: Any, repetitions: Any = ()) -> Any:
-    """Each copy contributes: view the copies as axes of their own and sum over them."""
+    """Each copy contributes: view the copies as separate axes and sum over them."""
     rank = max(len(x_shape), len(repetitions))
     shape = (1,) * (rank - len(x_shape)) + tuple(x_shape)
     copies = (1,) * (rank - len(repetitions)) + tuple(repetitions)
